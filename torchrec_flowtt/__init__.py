@@ -1,0 +1,1 @@
+"""Tensor-Train embedding tables for TorchRec."""
