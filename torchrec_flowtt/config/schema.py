@@ -1,0 +1,216 @@
+"""The configuration of the training job as frozen pydantic models: every key, type and default."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+PositiveInt = Annotated[int, Field(gt=0)]
+Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
+
+SPARSE_OPTIMIZERS = ("sgd", "adagrad", "row_wise_adagrad", "adam")
+
+
+class FrozenModel(BaseModel):
+    """A model that refuses unknown keys and assignment."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class TableRule(FrozenModel):
+    """How the tables that match ``name`` are stored; the first rule that matches a table wins.
+
+    Attributes:
+        name: a table's name or a glob (``cross_*``).
+        kernel: ``flowtt`` (TT cores) or ``fbgemm`` (an uncompressed table).
+        tt_ranks: inner ranks, one number for all or one a joint (``num_cores - 1`` of them);
+            left out, ``TTSpec.suggest`` chooses.
+        num_cores: 2 to 4; left out, taken from the other fields, else 3.
+        p_shapes: row factors, ``num_cores`` of them, product >= rows.
+        q_shapes: column factors, ``num_cores`` of them, product == embedding dimension.
+        sharding: ``auto`` leaves it to the planner; TT tables know ``table_wise`` and
+            ``data_parallel`` only.
+
+    The TT fields of a rule whose kernel is ``fbgemm`` are ignored, so that one override
+    (``tables.cross_*.kernel=fbgemm``) is enough to compare the two.
+    """
+
+    name: Annotated[str, Field(min_length=1)]
+    kernel: Literal["flowtt", "fbgemm"] = "fbgemm"
+    tt_ranks: PositiveInt | tuple[PositiveInt, ...] | None = None
+    num_cores: Annotated[int, Field(ge=2, le=4)] | None = None
+    p_shapes: tuple[PositiveInt, ...] | None = None
+    q_shapes: tuple[PositiveInt, ...] | None = None
+    sharding: Literal["auto", "table_wise", "data_parallel", "row_wise", "column_wise"] = "auto"
+
+    @model_validator(mode="after")
+    def _lengths_agree(self) -> TableRule:
+        if self.kernel == "fbgemm":
+            return self
+        cores = self.resolved_num_cores
+        if not 2 <= cores <= 4:
+            raise ValueError(f"{cores} cores follow from its lists; 2 to 4 are possible")
+        ranks = self.tt_ranks
+        if isinstance(ranks, tuple) and len(ranks) != cores - 1:
+            raise ValueError(
+                f"tt_ranks has {len(ranks)} numbers, {cores} cores need {cores - 1} inner ranks"
+            )
+        for key, factors in (("p_shapes", self.p_shapes), ("q_shapes", self.q_shapes)):
+            if factors is not None and len(factors) != cores:
+                raise ValueError(f"{key} has {len(factors)} factors, num_cores is {cores}")
+        if self.sharding not in ("auto", "table_wise", "data_parallel"):
+            raise ValueError(
+                f"sharding {self.sharding} does not exist for kernel flowtt;"
+                " use auto, table_wise or data_parallel"
+            )
+        return self
+
+    @property
+    def resolved_num_cores(self) -> int:
+        """``num_cores``, or what the lists given imply, or 3."""
+        if self.num_cores is not None:
+            return self.num_cores
+        if self.p_shapes is not None:
+            return len(self.p_shapes)
+        if self.q_shapes is not None:
+            return len(self.q_shapes)
+        if isinstance(self.tt_ranks, tuple):
+            return len(self.tt_ranks) + 1
+        return 3
+
+    @property
+    def resolved_tt_ranks(self) -> tuple[int, ...] | None:
+        """The inner ranks as a tuple of ``num_cores - 1`` numbers, or None to have them chosen."""
+        if isinstance(self.tt_ranks, int):
+            return (self.tt_ranks,) * (self.resolved_num_cores - 1)
+        return self.tt_ranks
+
+
+class DataConfig(FrozenModel):
+    """Where the interactions come from and how they become features; see docs/data.md."""
+
+    path: Path | None = None
+    name: Annotated[str, Field(min_length=1)] = "ml-100k"
+    cache_dir: Path | None = None
+    positive_rating: float = 4.0
+    validation_fraction: Fraction = 0.1
+    test_fraction: Fraction = 0.1
+    history_length: PositiveInt = 20
+    cross_rows: PositiveInt = 2**20
+
+    @model_validator(mode="after")
+    def _something_is_left_to_train_on(self) -> DataConfig:
+        if self.validation_fraction + self.test_fraction >= 1.0:
+            raise ValueError("validation_fraction + test_fraction must be less than 1")
+        return self
+
+
+class ModelConfig(FrozenModel):
+    """The DLRM: the dimension all its tables share, and the widths of its two MLPs."""
+
+    embedding_dim: PositiveInt = 16
+    dense_layers: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (64, 16)
+    over_layers: Annotated[tuple[PositiveInt, ...], Field(min_length=2)] = (64, 1)
+    pooling: Literal["sum", "mean"] = "mean"
+
+    @model_validator(mode="after")
+    def _mlps_fit(self) -> ModelConfig:
+        if self.dense_layers[-1] != self.embedding_dim:
+            raise ValueError(
+                f"dense_layers must end in embedding_dim = {self.embedding_dim},"
+                f" not {self.dense_layers[-1]}"
+            )
+        if self.over_layers[-1] != 1:
+            raise ValueError(f"over_layers must end in 1, not {self.over_layers[-1]}")
+        return self
+
+
+class SparseOptimizerConfig(FrozenModel):
+    """The optimizer fused into the tables' backward pass."""
+
+    name: Literal["sgd", "adagrad", "row_wise_adagrad", "adam"] = "row_wise_adagrad"
+    learning_rate: Annotated[float, Field(gt=0.0)] = 0.05
+    eps: Annotated[float, Field(gt=0.0)] = 1e-8
+    weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
+
+
+class DenseOptimizerConfig(FrozenModel):
+    """The optimizer of the MLPs and of data-parallel tables."""
+
+    name: Literal["sgd", "adagrad", "adam"] = "adam"
+    learning_rate: Annotated[float, Field(gt=0.0)] = 1e-3
+    weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
+
+
+class OptimizerConfig(FrozenModel):
+    """The two optimizers."""
+
+    sparse: SparseOptimizerConfig = SparseOptimizerConfig()
+    dense: DenseOptimizerConfig = DenseOptimizerConfig()
+
+
+class TrainConfig(FrozenModel):
+    """The length of the run and its step.
+
+    ``batch_size`` counts the examples of one step over all ranks, so that the run does not depend
+    on the number of processes; it must be a multiple of that number.
+    """
+
+    epochs: PositiveInt = 5
+    batch_size: PositiveInt = 1024
+    log_every: PositiveInt = 10
+
+
+class CheckpointConfig(FrozenModel):
+    """When checkpoints are written and where; the last one of a run is always written.
+
+    ``folder`` defaults to ``checkpoints`` in the run folder; ``every_epochs`` and ``every_steps``
+    of 0 turn those checkpoints off; the newest ``keep`` stay.
+    """
+
+    folder: Path | None = None
+    every_epochs: Annotated[int, Field(ge=0)] = 1
+    every_steps: Annotated[int, Field(ge=0)] = 0
+    keep: PositiveInt = 2
+
+
+class JobConfig(FrozenModel):
+    """The whole configuration of one training run.
+
+    >>> JobConfig(tables=[{"name": "cross_*", "kernel": "flowtt", "tt_ranks": 8}]).tables[0].tt_ranks
+    8
+    """
+
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    run_folder: Path = Path("runs/movielens")
+    data: DataConfig = DataConfig()
+    tables: tuple[TableRule, ...] = ()
+    model: ModelConfig = ModelConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    train: TrainConfig = TrainConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+
+    @model_validator(mode="after")
+    def _q_shapes_fit(self) -> JobConfig:
+        dim = self.model.embedding_dim
+        for rule in self.tables:
+            if (
+                rule.kernel == "flowtt"
+                and rule.q_shapes is not None
+                and math.prod(rule.q_shapes) != dim
+            ):
+                raise ValueError(
+                    f"tables.{rule.name}.q_shapes: {list(rule.q_shapes)} multiply to"
+                    f" {math.prod(rule.q_shapes)}, model.embedding_dim is {dim}"
+                )
+        return self
+
+    @property
+    def checkpoint_folder(self) -> Path:
+        """Where checkpoints go."""
+        folder = self.checkpoint.folder
+        return self.run_folder / "checkpoints" if folder is None else folder
