@@ -1,0 +1,284 @@
+// Registers the CUDA kernels of the flowtt operators; the schemas are in torchrec_flowtt/ops.
+//
+// Nothing here synchronises with the device or copies host memory to it, so every operator can be
+// captured in a CUDA graph. All device memory comes from torch's allocator.
+#include <cuda_runtime_api.h>
+#include <torch/csrc/stable/accelerator.h>
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "arguments.h"
+#include "cuda/launchers.h"
+#include "stable_torch.h"
+
+namespace flowtt {
+namespace {
+
+using cuda::ChainPlan;
+using cuda::CoreGroup;
+using cuda::CoreTask;
+using cuda::FeatureGroup;
+using cuda::TTFeature;
+using torch::stable::accelerator::DeviceGuard;
+
+void check_cuda(cudaError_t error, const char* operator_name) {
+  if (error != cudaSuccess) {
+    cudaGetLastError();  // an error that does not outlive this call must not surface in the next
+  }
+  STD_TORCH_CHECK(error == cudaSuccess, "flowtt::", operator_name,
+                  " on CUDA: ", cudaGetErrorName(error), ": ", cudaGetErrorString(error));
+}
+
+// One operator call: its arguments, with the cores' device current and that device's stream.
+class CudaCall {
+ public:
+  CudaCall(const char* operator_name, const EmbeddingBagArguments& arguments)
+      : operator_name_(operator_name),
+        arguments_(arguments),
+        guard_(arguments.cores[0].get_device_index()) {
+    void* stream = nullptr;
+    TORCH_ERROR_CODE_CHECK(
+        aoti_torch_get_current_cuda_stream(arguments.cores[0].get_device_index(), &stream));
+    stream_ = static_cast<cudaStream_t>(stream);
+    for (size_t table = 0; table < arguments.tables.size(); ++table) {
+      STD_TORCH_CHECK(cuda::has_32_bit_levels(arguments.tables[table]), "flowtt::", operator_name,
+                      " on CUDA: table ", table, ": a core slice or an intermediate product has ",
+                      "more than ", cuda::kMaxLevelElements, " elements; lower its tt_ranks");
+    }
+  }
+
+  const EmbeddingBagArguments& arguments() const { return arguments_; }
+  cudaStream_t stream() const { return stream_; }
+  void check(cudaError_t error) const { check_cuda(error, operator_name_); }
+
+  Tensor empty(int64_t numel, ScalarType dtype) const {
+    return torch::stable::new_empty(arguments_.cores[0], std::vector<int64_t>{numel}, dtype);
+  }
+  Tensor zeros(int64_t numel, ScalarType dtype) const {
+    return torch::stable::new_zeros(arguments_.cores[0], std::vector<int64_t>{numel}, dtype);
+  }
+  ScalarType accumulation_dtype() const { return flowtt::accumulation_dtype(arguments_.core_type); }
+
+ private:
+  const char* operator_name_;
+  const EmbeddingBagArguments& arguments_;
+  DeviceGuard guard_;
+  cudaStream_t stream_ = nullptr;
+};
+
+// Accumulators of all core gradients in one allocation, and which slices were looked up.
+struct CoreGradients {
+  Tensor accumulators;
+  std::optional<Tensor> touched;
+  std::vector<void*> accumulator_of_core;
+  std::vector<uint8_t*> touched_of_core;
+};
+
+CoreGradients zeroed_core_gradients(const CudaCall& call, bool with_touched) {
+  const std::vector<Tensor>& cores = call.arguments().cores;
+  int64_t numel = 0;
+  int64_t num_slices = 0;
+  for (const Tensor& core : cores) {
+    numel += core.numel();
+    num_slices += core.size(0);
+  }
+  CoreGradients gradients{call.zeros(numel, call.accumulation_dtype()), std::nullopt, {}, {}};
+  char* accumulator = static_cast<char*>(gradients.accumulators.mutable_data_ptr());
+  uint8_t* touched = nullptr;
+  if (with_touched) {
+    gradients.touched = call.zeros(num_slices, ScalarType::Byte);
+    touched = static_cast<uint8_t*>(gradients.touched->mutable_data_ptr());
+  }
+  const int64_t element_size = gradients.accumulators.element_size();
+  for (const Tensor& core : cores) {
+    gradients.accumulator_of_core.push_back(accumulator);
+    gradients.touched_of_core.push_back(touched);
+    accumulator += core.numel() * element_size;
+    if (with_touched) touched += core.size(0);
+  }
+  return gradients;
+}
+
+TTFeature tt_feature(const EmbeddingBagArguments& arguments, int64_t feature,
+                     const CoreGradients* gradients) {
+  const FeatureColumns& columns = arguments.features[feature];
+  TTFeature result{};
+  result.shape = arguments.tables[columns.table];
+  result.output_column = columns.column;
+  result.feature = static_cast<int32_t>(feature);
+  result.table = columns.table;
+  for (int k = 0; k < result.shape.num_cores; ++k) {
+    const int64_t core = arguments.first_core[columns.table] + k;
+    result.cores[k] = arguments.core_data[core];
+    if (gradients != nullptr) {
+      result.core_gradients[k] = gradients->accumulator_of_core[core];
+      result.touched[k] = gradients->touched_of_core[core];
+    }
+  }
+  return result;
+}
+
+// Calls launch(group, plan, global_scratch) for as many features at a time as one launch takes.
+template <typename Launch>
+void for_each_feature_group(const CudaCall& call, const CoreGradients* gradients, Launch&& launch) {
+  const EmbeddingBagArguments& arguments = call.arguments();
+  const int64_t num_features = arguments.bags.num_features;
+  if (arguments.bags.batch_size == 0) return;
+  for (int64_t first = 0; first < num_features; first += cuda::kFeaturesPerLaunch) {
+    FeatureGroup group{};
+    const int64_t end = std::min(num_features, first + cuda::kFeaturesPerLaunch);
+    for (int64_t feature = first; feature < end; ++feature) {
+      group.features[group.count++] = tt_feature(arguments, feature, gradients);
+    }
+    ChainPlan plan{};
+    call.check(cuda::plan_chain(arguments.core_type, group, arguments.bags.batch_size, &plan));
+    std::optional<Tensor> scratch;
+    if (plan.global_bytes > 0) scratch = call.empty(plan.global_bytes, ScalarType::Byte);
+    call.check(launch(group, plan, scratch ? scratch->mutable_data_ptr() : nullptr));
+  }
+}
+
+// Calls launch(group) for as many cores at a time as one launch takes.
+template <typename Launch>
+void for_each_core_group(const CudaCall& call, const CoreGradients& gradients,
+                         const std::vector<void*>& values, const OptimizerStates* states,
+                         Launch&& launch) {
+  const std::vector<Tensor>& cores = call.arguments().cores;
+  for (size_t first = 0; first < cores.size(); first += cuda::kCoresPerLaunch) {
+    CoreGroup group{};
+    const size_t end = std::min(cores.size(), first + cuda::kCoresPerLaunch);
+    for (size_t core = first; core < end; ++core) {
+      CoreTask& task = group.tasks[group.count++];
+      task.values = values[core];
+      task.gradient = gradients.accumulator_of_core[core];
+      task.touched = gradients.touched_of_core[core];
+      task.momentum1 = states != nullptr ? states->momentum1[core] : nullptr;
+      task.momentum2 = states != nullptr ? states->momentum2[core] : nullptr;
+      task.num_slices = cores[core].size(0);
+      task.slice_numel = cores[core].numel() / task.num_slices;
+    }
+    call.check(launch(group));
+  }
+}
+
+void accumulate_core_gradients(const CudaCall& call, const StridedMatrix& grad_output,
+                               const CoreGradients& gradients) {
+  const EmbeddingBagArguments& arguments = call.arguments();
+  if (arguments.bags.nnz == 0) return;
+  for_each_feature_group(
+      call, &gradients,
+      [&](const FeatureGroup& group, const ChainPlan& plan, void* global_scratch) {
+        return cuda::launch_tt_embedding_bag_backward(arguments.core_type, group, arguments.bags,
+                                                      grad_output, plan, global_scratch,
+                                                      call.stream());
+      });
+}
+
+Tensor tt_embedding_bag_cuda(std::vector<Tensor> cores, Tensor indices, Tensor offsets,
+                             std::optional<Tensor> per_sample_weights,
+                             std::vector<int64_t> cores_per_table,
+                             std::vector<int64_t> num_embeddings,
+                             std::vector<int64_t> feature_table_map, int64_t pooling_mode,
+                             ScalarType output_dtype) {
+  const EmbeddingBagArguments arguments =
+      parse_embedding_bag_arguments(cores, indices, offsets, per_sample_weights, cores_per_table,
+                                    num_embeddings, feature_table_map, pooling_mode);
+  const ElementType output_type = parse_output_type(arguments, output_dtype);
+  const CudaCall call("tt_embedding_bag", arguments);
+  const std::vector<int64_t> size = {arguments.bags.batch_size, arguments.total_columns};
+  Tensor output = torch::stable::new_empty(cores[0], size, output_dtype);
+  const cuda::PooledOutput pooled{output.mutable_data_ptr(), output_type, arguments.total_columns};
+  for_each_feature_group(
+      call, nullptr, [&](const FeatureGroup& group, const ChainPlan& plan, void* global_scratch) {
+        return cuda::launch_tt_embedding_bag(arguments.core_type, group, arguments.bags, pooled,
+                                             plan, global_scratch, call.stream());
+      });
+  return output;
+}
+
+std::vector<Tensor> tt_embedding_bag_backward_cuda(Tensor grad_output, std::vector<Tensor> cores,
+                                                   Tensor indices, Tensor offsets,
+                                                   std::optional<Tensor> per_sample_weights,
+                                                   std::vector<int64_t> cores_per_table,
+                                                   std::vector<int64_t> num_embeddings,
+                                                   std::vector<int64_t> feature_table_map,
+                                                   int64_t pooling_mode) {
+  const EmbeddingBagArguments arguments =
+      parse_embedding_bag_arguments(cores, indices, offsets, per_sample_weights, cores_per_table,
+                                    num_embeddings, feature_table_map, pooling_mode);
+  const StridedMatrix grad = parse_grad_output(arguments, grad_output);
+  const CudaCall call("tt_embedding_bag_backward", arguments);
+  const CoreGradients gradients = zeroed_core_gradients(call, /*with_touched=*/false);
+  accumulate_core_gradients(call, grad, gradients);
+
+  std::vector<Tensor> core_grads;
+  std::vector<void*> data;
+  for (const Tensor& core : arguments.cores) {
+    core_grads.push_back(torch::stable::new_empty(core, core.sizes()));
+    data.push_back(core_grads.back().mutable_data_ptr());
+  }
+  for_each_core_group(call, gradients, data, nullptr, [&](const CoreGroup& group) {
+    return cuda::launch_cast_core_gradients(arguments.core_type, group, call.stream());
+  });
+  return core_grads;
+}
+
+Tensor tt_embedding_bag_weights_grad_cuda(Tensor grad_output, std::vector<Tensor> cores,
+                                          Tensor indices, Tensor offsets,
+                                          std::optional<Tensor> per_sample_weights,
+                                          std::vector<int64_t> cores_per_table,
+                                          std::vector<int64_t> num_embeddings,
+                                          std::vector<int64_t> feature_table_map,
+                                          int64_t pooling_mode) {
+  const EmbeddingBagArguments arguments =
+      parse_embedding_bag_arguments(cores, indices, offsets, per_sample_weights, cores_per_table,
+                                    num_embeddings, feature_table_map, pooling_mode);
+  const StridedMatrix grad = parse_grad_output(arguments, grad_output);
+  const CudaCall call("tt_embedding_bag_weights_grad", arguments);
+  Tensor weights_grad = call.empty(arguments.bags.nnz, call.accumulation_dtype());
+  if (arguments.bags.nnz == 0) return weights_grad;
+  for_each_feature_group(
+      call, nullptr, [&](const FeatureGroup& group, const ChainPlan& plan, void* global_scratch) {
+        return cuda::launch_tt_embedding_bag_weights_grad(
+            arguments.core_type, group, arguments.bags, grad, weights_grad.mutable_data_ptr(), plan,
+            global_scratch, call.stream());
+      });
+  return weights_grad;
+}
+
+void tt_embedding_bag_backward_update_cuda(
+    Tensor grad_output, std::vector<Tensor> cores, std::vector<Tensor> momentum1,
+    std::vector<Tensor> momentum2, Tensor indices, Tensor offsets,
+    std::optional<Tensor> per_sample_weights, std::vector<int64_t> cores_per_table,
+    std::vector<int64_t> num_embeddings, std::vector<int64_t> feature_table_map,
+    int64_t pooling_mode, Tensor learning_rate, Tensor iter, std::string optimizer, double eps,
+    double beta1, double beta2, double weight_decay) {
+  const EmbeddingBagArguments arguments =
+      parse_embedding_bag_arguments(cores, indices, offsets, per_sample_weights, cores_per_table,
+                                    num_embeddings, feature_table_map, pooling_mode);
+  const StridedMatrix grad = parse_grad_output(arguments, grad_output);
+  const OptimizerStates states =
+      parse_optimizer_arguments(arguments, cores, momentum1, momentum2, learning_rate, iter,
+                                optimizer, eps, beta1, beta2, weight_decay);
+  if (arguments.bags.nnz == 0) return;
+  const CudaCall call("tt_embedding_bag_backward_update", arguments);
+  const CoreGradients gradients = zeroed_core_gradients(call, /*with_touched=*/true);
+  accumulate_core_gradients(call, grad, gradients);
+  for_each_core_group(call, gradients, arguments.core_data, &states, [&](const CoreGroup& group) {
+    return cuda::launch_optimizer_step(arguments.core_type, group, states.optimizer, call.stream());
+  });
+}
+
+}  // namespace
+}  // namespace flowtt
+
+STABLE_TORCH_LIBRARY_IMPL(flowtt, CUDA, m) {
+  m.impl("tt_embedding_bag", TORCH_BOX(&flowtt::tt_embedding_bag_cuda));
+  m.impl("tt_embedding_bag_backward", TORCH_BOX(&flowtt::tt_embedding_bag_backward_cuda));
+  m.impl("tt_embedding_bag_weights_grad", TORCH_BOX(&flowtt::tt_embedding_bag_weights_grad_cuda));
+  m.impl("tt_embedding_bag_backward_update",
+         TORCH_BOX(&flowtt::tt_embedding_bag_backward_update_cuda));
+}

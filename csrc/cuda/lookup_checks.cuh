@@ -1,0 +1,80 @@
+// Bounds checks of the lookups. A bad id or offset must never become an out-of-bounds access, and
+// the host cannot look at it without synchronising, so the block that meets it prints one line and
+// traps; the program sees a CUDA launch failure at its next synchronisation.
+//
+// Every function here is called by all threads of a block with the same arguments.
+
+#pragma once
+
+#include <cstdio>
+
+#include "float_types.cuh"
+
+namespace flowtt::cuda {
+
+struct BagRange {
+  int64_t begin;
+  int64_t end;
+  __device__ int64_t length() const { return end - begin; }
+};
+
+// The barrier keeps the other threads from trapping before the first one has printed.
+inline __device__ __noinline__ void trap_on_bad_offsets(const TTFeature& feature, int64_t sample,
+                                                        BagRange range, int64_t nnz) {
+  if (threadIdx.x == 0) {
+    printf(
+        "flowtt: offsets of feature %d (table %d), bag %lld: [%lld, %lld) is not a range of the "
+        "%lld indices; offsets must start at 0, not decrease, and end at the number of indices\n",
+        feature.feature, feature.table, static_cast<long long>(sample),
+        static_cast<long long>(range.begin), static_cast<long long>(range.end),
+        static_cast<long long>(nnz));
+  }
+  __syncthreads();
+  __trap();
+}
+
+inline __device__ __noinline__ void trap_on_bad_index(const TTFeature& feature, int64_t position,
+                                                      int64_t index) {
+  if (threadIdx.x == 0) {
+    printf(
+        "flowtt: index out of range: feature %d (table %d), indices[%lld] = %lld, expected "
+        "0 <= index < num_embeddings = %lld\n",
+        feature.feature, feature.table, static_cast<long long>(position),
+        static_cast<long long>(index), static_cast<long long>(feature.shape.num_embeddings));
+  }
+  __syncthreads();
+  __trap();
+}
+
+__device__ __forceinline__ BagRange load_bag(const BagBatch& batch, const TTFeature& feature,
+                                             int64_t sample) {
+  const int64_t bag = feature.feature * batch.batch_size + sample;
+  const int64_t num_bags = batch.num_features * batch.batch_size;
+  const BagRange range{load_index(batch.offsets, batch.offsets_are_int64, bag),
+                       load_index(batch.offsets, batch.offsets_are_int64, bag + 1)};
+  const bool ordered = 0 <= range.begin && range.begin <= range.end;
+  const bool covers_all =
+      (bag > 0 || range.begin == 0) && (bag + 1 < num_bags || range.end == batch.nnz);
+  if (!ordered || range.end > batch.nnz || !covers_all) {
+    trap_on_bad_offsets(feature, sample, range, batch.nnz);
+  }
+  return range;
+}
+
+__device__ __forceinline__ int64_t load_row_id(const BagBatch& batch, const TTFeature& feature,
+                                               int64_t position) {
+  const int64_t index = load_index(batch.indices, batch.indices_are_int64, position);
+  if (index < 0 || index >= feature.shape.num_embeddings) {
+    trap_on_bad_index(feature, position, index);
+  }
+  return index;
+}
+
+template <typename acc_t>
+__device__ __forceinline__ acc_t load_sample_weight(const BagBatch& batch, int64_t position) {
+  return batch.per_sample_weights == nullptr
+             ? acc_t(1)
+             : static_cast<const acc_t*>(batch.per_sample_weights)[position];
+}
+
+}  // namespace flowtt::cuda
