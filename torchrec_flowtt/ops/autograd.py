@@ -1,0 +1,52 @@
+"""Autograd of ``tt_embedding_bag``: gradients of the cores and of the per-sample weights.
+
+The gradients are themselves operators without a derivative, so differentiating twice is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchrec_flowtt.ops.schemas import NAMESPACE
+
+_ARGUMENTS_WITHOUT_GRADIENT = 5  # cores_per_table to output_dtype
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    cores, indices, offsets, per_sample_weights = inputs[:4]
+    ctx.save_for_backward(indices, offsets, per_sample_weights, *cores)
+    ctx.bag_arguments = inputs[4:8]
+
+
+def _backward(ctx: Any, grad_output: Tensor) -> tuple[Any, ...]:
+    indices, offsets, per_sample_weights, *cores = ctx.saved_tensors
+    arguments = (grad_output, cores, indices, offsets, per_sample_weights, *ctx.bag_arguments)
+    ops = torch.ops.flowtt
+    core_grads: Sequence[Tensor | None] = [None] * len(cores)
+    weights_grad = None
+    if any(ctx.needs_input_grad[0]):
+        core_grads = ops.tt_embedding_bag_backward(*arguments)
+    if per_sample_weights is not None and ctx.needs_input_grad[3]:
+        weights_grad = ops.tt_embedding_bag_weights_grad(*arguments)
+    return (core_grads, None, None, weights_grad, *[None] * _ARGUMENTS_WITHOUT_GRADIENT)
+
+
+def _no_second_derivative(ctx: Any, *grads: Any) -> Any:
+    raise RuntimeError(
+        "flowtt::tt_embedding_bag can be differentiated once only: second derivatives of TT "
+        "embedding lookups are not implemented. Call backward() without create_graph=True, or "
+        "use torchrec_flowtt.functional.rows, which is plain torch."
+    )
+
+
+def register() -> None:
+    """Registers the derivatives. Called once, when the package is imported."""
+    torch.library.register_autograd(
+        f"{NAMESPACE}::tt_embedding_bag", _backward, setup_context=_setup_context
+    )
+    for name in ("tt_embedding_bag_backward", "tt_embedding_bag_weights_grad"):
+        torch.library.register_autograd(f"{NAMESPACE}::{name}", _no_second_derivative)

@@ -1,0 +1,70 @@
+"""Fake kernels: the outputs' shapes and dtypes, for torch.compile, export and meta tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from torchrec_flowtt.ops.schemas import NAMESPACE
+
+
+def total_columns(
+    cores: Sequence[Tensor], cores_per_table: Sequence[int], feature_table_map: Sequence[int]
+) -> int:
+    """Columns of the output, ``sum_f D_f``: D of a table is the product of its cores' q_k."""
+    dims = []
+    first = 0
+    for count in cores_per_table:
+        dim = 1
+        for core in cores[first : first + count]:
+            dim *= core.shape[2]
+        dims.append(dim)
+        first += count
+    return sum(dims[table] for table in feature_table_map)
+
+
+def _tt_embedding_bag(
+    cores: Sequence[Tensor],
+    indices: Tensor,
+    offsets: Tensor,
+    per_sample_weights: Tensor | None,
+    cores_per_table: Sequence[int],
+    num_embeddings: Sequence[int],
+    feature_table_map: Sequence[int],
+    pooling_mode: int,
+    output_dtype: torch.dtype,
+) -> Tensor:
+    batch_size = (offsets.numel() - 1) // len(feature_table_map)
+    columns = total_columns(cores, cores_per_table, feature_table_map)
+    return cores[0].new_empty((batch_size, columns), dtype=output_dtype)
+
+
+def _tt_embedding_bag_backward(
+    grad_output: Tensor, cores: Sequence[Tensor], *_: object
+) -> list[Tensor]:
+    return [core.new_empty(core.shape) for core in cores]
+
+
+def _tt_embedding_bag_weights_grad(
+    grad_output: Tensor, cores: Sequence[Tensor], indices: Tensor, *_: object
+) -> Tensor:
+    dtype = torch.float64 if cores[0].dtype == torch.float64 else torch.float32
+    return cores[0].new_empty((indices.numel(),), dtype=dtype)
+
+
+def _tt_embedding_bag_backward_update(*_: object) -> None:
+    return None
+
+
+def register() -> None:
+    """Registers the fake kernels. Called once, when the package is imported."""
+    kernels = {
+        "tt_embedding_bag": _tt_embedding_bag,
+        "tt_embedding_bag_backward": _tt_embedding_bag_backward,
+        "tt_embedding_bag_weights_grad": _tt_embedding_bag_weights_grad,
+        "tt_embedding_bag_backward_update": _tt_embedding_bag_backward_update,
+    }
+    for name, kernel in kernels.items():
+        torch.library.register_fake(f"{NAMESPACE}::{name}", kernel)

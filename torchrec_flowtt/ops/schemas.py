@@ -1,0 +1,51 @@
+"""Schemas of the operators in namespace ``flowtt``.
+
+Notation: T tables, F features, B batch size, D_f the embedding dimension of feature f's table.
+
+``cores``
+    Flat list of TT-cores, table after table; table t has ``cores_per_table[t]`` (2 to 4) of them.
+    Core k of a table is ``[p_k, r_{k-1}, q_k, r_k]`` with ``r_0 = r_d = 1``. All cores of a call
+    have one dtype (fp32, fp16, bf16; fp64 for gradient checks) and one device.
+``indices``, ``offsets``
+    int32 or int64 each. ``offsets`` is ``[F * B + 1]``, feature-major: the lookups of bag (f, b)
+    are ``indices[offsets[f * B + b] : offsets[f * B + b + 1]]``.
+``per_sample_weights``
+    ``[nnz]`` in the accumulation dtype (fp32, or fp64 for fp64 cores), or None.
+``feature_table_map``
+    Table of each feature, ``[F]``; several features may read one table.
+``pooling_mode``
+    0 sum, 1 mean (the weighted sum divided by the number of lookups).
+
+``tt_embedding_bag`` returns ``[B, sum_f D_f]``; ``tt_embedding_bag_backward`` one dense gradient
+per core; ``tt_embedding_bag_weights_grad`` ``[nnz]``; ``tt_embedding_bag_backward_update`` applies
+one optimizer step on the gradient summed over the batch to the core slices that were looked up.
+No argument has a default: an argument equal to its default would vanish from what autograd sees.
+"""
+
+from __future__ import annotations
+
+import torch
+
+NAMESPACE = "flowtt"
+
+_BAGS = (
+    "Tensor indices, Tensor offsets, Tensor? per_sample_weights, int[] cores_per_table, "
+    "int[] num_embeddings, int[] feature_table_map, int pooling_mode"
+)
+
+SCHEMAS: dict[str, str] = {
+    "tt_embedding_bag": f"(Tensor[] cores, {_BAGS}, ScalarType output_dtype) -> Tensor",
+    "tt_embedding_bag_backward": f"(Tensor grad_output, Tensor[] cores, {_BAGS}) -> Tensor[]",
+    "tt_embedding_bag_weights_grad": f"(Tensor grad_output, Tensor[] cores, {_BAGS}) -> Tensor",
+    "tt_embedding_bag_backward_update": (
+        "(Tensor grad_output, Tensor(a!)[] cores, Tensor(b!)[] momentum1, "
+        f"Tensor(c!)[] momentum2, {_BAGS}, Tensor learning_rate, Tensor iter, str optimizer, "
+        "float eps, float beta1, float beta2, float weight_decay) -> ()"
+    ),
+}
+
+
+def define() -> None:
+    """Defines the operators. Called once, when the package is imported."""
+    for name, schema in SCHEMAS.items():
+        torch.library.define(f"{NAMESPACE}::{name}", schema, tags=torch.Tag.pt2_compliant_tag)
