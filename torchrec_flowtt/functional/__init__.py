@@ -1,0 +1,20 @@
+"""Functions on TT-cores: the pooled lookup and its dense reference."""
+
+from __future__ import annotations
+
+from torchrec_flowtt.functional.dense import rows, to_dense
+from torchrec_flowtt.functional.embedding_bag import (
+    table_batched_tt_embedding_bag,
+    tt_embedding_bag,
+)
+from torchrec_flowtt.functional.fused_update import FusedUpdate
+from torchrec_flowtt.functional.pooling import PoolingMode
+
+__all__ = [
+    "FusedUpdate",
+    "PoolingMode",
+    "rows",
+    "table_batched_tt_embedding_bag",
+    "to_dense",
+    "tt_embedding_bag",
+]

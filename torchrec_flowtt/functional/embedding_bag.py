@@ -1,0 +1,320 @@
+"""Pooled lookups in TT tables, called as torch's `embedding_bag` and as FBGEMM's TBE."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+import torchrec_flowtt.ops  # noqa: F401  (registers the operators)
+from torchrec_flowtt.functional.cores import (
+    accumulation_dtype,
+    check_cores,
+    padded_num_embeddings,
+)
+from torchrec_flowtt.functional.fused_update import BatchedLookup, FusedUpdate, fused_lookup
+from torchrec_flowtt.functional.pooling import PoolingMode
+
+__all__ = [
+    "batched_lookup",
+    "checked_output_dtype",
+    "table_batched_tt_embedding_bag",
+    "tt_embedding_bag",
+]
+
+
+def tt_embedding_bag(
+    indices: Tensor,
+    cores: Sequence[Tensor],
+    offsets: Tensor | None = None,
+    *,
+    num_embeddings: int | None = None,
+    mode: str | PoolingMode = "sum",
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    output_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Sums or averages bags of rows of one TT table without reconstructing the table.
+
+    Unlike `torch.nn.functional.embedding_bag`, the mode defaults to the sum, weights may be used
+    with the mean (the weighted sum divided by the bag's length, as FBGEMM does), and an index
+    outside the table is always an error. Autocast does not change the result: sums are formed in
+    float32 (float64 for float64 cores) and rounded to `output_dtype` once.
+
+    Args:
+        indices: row indices, int32 or int64: ``[nnz]`` with `offsets`, or ``[B, L]``, B bags of L
+            rows each, without.
+        cores: TT-cores ``[p_k, r_(k-1), q_k, r_k]`` of one dtype: float32, float16, bfloat16 or
+            float64.
+        offsets: start of each bag in `indices`, int32 or int64, ``[B]``, or ``[B + 1]`` with
+            `include_last_offset`. Empty bags give zeros.
+        num_embeddings: N, rows of the table; default all that the cores can represent.
+        mode: ``"sum"`` or ``"mean"``.
+        per_sample_weights: a factor for each row, shaped as `indices`, floating. Differentiable.
+        include_last_offset: whether `offsets` ends with nnz.
+        output_dtype: dtype of the result; default the cores'. float64 for float64 cores only.
+
+    Returns:
+        ``[B, D]``.
+
+    Raises:
+        TypeError: a dtype does not fit.
+        ValueError: a shape, the mode, N or a device does not fit.
+        IndexError: an index is outside ``[0, N)``; on CUDA the kernel reports it and stops.
+
+    >>> g1, g2 = torch.rand(2, 1, 3, 2), torch.rand(4, 2, 2, 1)
+    >>> indices, offsets = torch.tensor([1, 5, 5]), torch.tensor([0, 2, 3])
+    >>> tt_embedding_bag(indices, [g1, g2], offsets).shape
+    torch.Size([3, 6])
+    """
+    check_cores(cores)
+    _check_integers(indices, "indices")
+    padded = padded_num_embeddings(cores)
+    if num_embeddings is None:
+        num_embeddings = padded
+    elif not 0 < num_embeddings <= padded:
+        raise ValueError(
+            f"num_embeddings must be 1 to {padded}, the product of the cores' first dimensions, "
+            f"got {num_embeddings}"
+        )
+    if per_sample_weights is not None and per_sample_weights.shape != indices.shape:
+        raise ValueError(
+            f"per_sample_weights must have the shape of indices, {tuple(indices.shape)}, "
+            f"got {tuple(per_sample_weights.shape)}"
+        )
+    if indices.dim() == 2:
+        if offsets is not None:
+            raise ValueError(
+                "offsets must be None when indices is 2-D, as its rows are the bags, "
+                f"got offsets of shape {tuple(offsets.shape)}"
+            )
+        bags, length = indices.shape
+        offsets = torch.arange(bags + 1, device=indices.device) * length
+        indices = indices.reshape(-1)
+        if per_sample_weights is not None:
+            per_sample_weights = per_sample_weights.reshape(-1)
+    elif indices.dim() == 1:
+        if offsets is None:
+            raise ValueError("offsets must be a 1-D tensor when indices is 1-D, got None")
+        offsets = _closed_offsets(offsets, indices, include_last_offset)
+    else:
+        raise ValueError(f"indices must be 1-D or 2-D, got shape {tuple(indices.shape)}")
+    return batched_lookup(
+        indices,
+        offsets,
+        per_sample_weights,
+        cores,
+        BatchedLookup(
+            cores_per_table=[len(cores)],
+            num_embeddings=[num_embeddings],
+            feature_table_map=[0],
+            pooling_mode=int(PoolingMode.of(mode)),
+            output_dtype=checked_output_dtype(output_dtype, cores[0].dtype),
+        ),
+        None,
+    )
+
+
+def table_batched_tt_embedding_bag(
+    indices: Tensor,
+    offsets: Tensor,
+    cores: Sequence[Sequence[Tensor]],
+    *,
+    num_embeddings: Sequence[int],
+    feature_table_map: Sequence[int],
+    pooling_mode: int | str | PoolingMode,
+    per_sample_weights: Tensor | None = None,
+    output_dtype: torch.dtype | None = None,
+    update: FusedUpdate | None = None,
+) -> Tensor:
+    """Looks up F features in T TT tables in one call; bags as in FBGEMM's TBE.
+
+    Args:
+        indices: row indices of all features, feature after feature, int32 or int64, ``[nnz]``.
+        offsets: bag (f, b) is ``indices[offsets[f * B + b] : offsets[f * B + b + 1]]``; int32 or
+            int64, ``[F * B + 1]``.
+        cores: for each table its TT-cores; all of one dtype on one device. Tables may differ in
+            everything else.
+        num_embeddings: N of each table.
+        feature_table_map: table of each feature; several features may share one.
+        pooling_mode: sum or mean, for all features.
+        per_sample_weights: a factor for each row, ``[nnz]``, floating. Differentiable.
+        output_dtype: dtype of the result; default the cores'.
+        update: when given, backward applies this optimizer step to the cores once, for all
+            features together, instead of returning their gradients. Every core must then require
+            a gradient, which anchors the call in the autograd graph; without gradient mode, or if
+            no core requires one, nothing is updated.
+
+    Returns:
+        ``[B, D_0 + D_1 + ..]``, the features' columns side by side.
+
+    Raises:
+        TypeError: a dtype does not fit.
+        ValueError: a shape, length, table number, mode or device does not fit.
+        IndexError: an index is outside its table; on CUDA the kernel reports it and stops.
+
+    >>> ads = [torch.rand(2, 1, 3, 2), torch.rand(4, 2, 2, 1)]
+    >>> users = [torch.rand(3, 1, 2, 2), torch.rand(3, 2, 2, 1)]
+    >>> indices, offsets = torch.tensor([7, 0, 8, 8]), torch.tensor([0, 1, 2, 2, 4])
+    >>> table_batched_tt_embedding_bag(
+    ...     indices, offsets, [ads, users], num_embeddings=[8, 9], feature_table_map=[0, 1],
+    ...     pooling_mode="sum",
+    ... ).shape
+    torch.Size([2, 10])
+    """
+    if len(cores) == 0 or len(cores) != len(num_embeddings):
+        raise ValueError(
+            "num_embeddings must have one entry a table, of at least one table, "
+            f"got {len(num_embeddings)} for {len(cores)} tables of cores"
+        )
+    for table, (table_cores, rows) in enumerate(zip(cores, num_embeddings, strict=True)):
+        check_cores(table_cores, f"cores[{table}]")
+        if not 0 < rows <= padded_num_embeddings(table_cores):
+            raise ValueError(
+                f"num_embeddings[{table}] must be 1 to {padded_num_embeddings(table_cores)}, the "
+                f"product of the first dimensions of cores[{table}], got {rows}"
+            )
+        if table_cores[0].dtype != cores[0][0].dtype:
+            raise TypeError(
+                f"cores[{table}] must have the dtype of cores[0], {cores[0][0].dtype}, "
+                f"got {table_cores[0].dtype}"
+            )
+        if table_cores[0].device != cores[0][0].device:
+            raise ValueError(
+                f"cores[{table}] must be on the device of cores[0], {cores[0][0].device}, "
+                f"got {table_cores[0].device}"
+            )
+    for feature, table in enumerate(feature_table_map):
+        if not 0 <= table < len(cores):
+            raise ValueError(
+                f"feature_table_map[{feature}] must name a table, 0 to {len(cores) - 1}, "
+                f"got {table}"
+            )
+    if len(feature_table_map) == 0:
+        raise ValueError("feature_table_map must name a table for at least one feature, got none")
+    lookup = BatchedLookup(
+        cores_per_table=[len(table_cores) for table_cores in cores],
+        num_embeddings=list(num_embeddings),
+        feature_table_map=list(feature_table_map),
+        pooling_mode=int(PoolingMode.of(pooling_mode)),
+        output_dtype=checked_output_dtype(output_dtype, cores[0][0].dtype),
+    )
+    flat_cores = [core for table_cores in cores for core in table_cores]
+    return batched_lookup(indices, offsets, per_sample_weights, flat_cores, lookup, update)
+
+
+def batched_lookup(
+    indices: Tensor,
+    offsets: Tensor,
+    per_sample_weights: Tensor | None,
+    cores: Sequence[Tensor],
+    lookup: BatchedLookup,
+    update: FusedUpdate | None,
+) -> Tensor:
+    """The part of :func:`table_batched_tt_embedding_bag` that depends on the batch.
+
+    For callers that checked `lookup` once and for all. `cores` is the flat list, table after
+    table; `lookup.output_dtype` must suit them.
+    """
+    _check_integers(indices, "indices")
+    _check_integers(offsets, "offsets")
+    num_features = len(lookup.feature_table_map)
+    if indices.dim() != 1:
+        raise ValueError(f"indices must be 1-D, got shape {tuple(indices.shape)}")
+    if offsets.dim() != 1 or offsets.numel() == 0 or (offsets.numel() - 1) % num_features != 0:
+        raise ValueError(
+            f"offsets must be 1-D with F * B + 1 elements for the F = {num_features} features, "
+            f"got shape {tuple(offsets.shape)}"
+        )
+    if per_sample_weights is not None:
+        if not per_sample_weights.is_floating_point():
+            raise TypeError(
+                f"per_sample_weights must have a floating-point dtype, "
+                f"got {per_sample_weights.dtype}"
+            )
+        if per_sample_weights.shape != indices.shape:
+            raise ValueError(
+                f"per_sample_weights must have the shape of indices, {tuple(indices.shape)}, "
+                f"got {tuple(per_sample_weights.shape)}"
+            )
+        per_sample_weights = per_sample_weights.to(accumulation_dtype(cores[0].dtype)).contiguous()
+    _check_device(cores[0].device, indices, "indices")
+    _check_device(cores[0].device, offsets, "offsets")
+    _check_device(cores[0].device, per_sample_weights, "per_sample_weights")
+    indices, offsets = indices.contiguous(), offsets.contiguous()
+    if update is not None and torch.is_grad_enabled():
+        anchored = sum(core.requires_grad for core in cores)
+        if anchored == len(cores):
+            output: Tensor = fused_lookup(
+                lookup, update, indices, offsets, per_sample_weights, cores
+            )
+            return output
+        if anchored > 0:
+            raise ValueError(
+                "cores must all require a gradient, or none of them, when an optimizer step is "
+                f"fused into backward, as it updates them together; got {anchored} of "
+                f"{len(cores)} that do"
+            )
+    output = torch.ops.flowtt.tt_embedding_bag(
+        cores,
+        indices,
+        offsets,
+        per_sample_weights,
+        lookup.cores_per_table,
+        lookup.num_embeddings,
+        lookup.feature_table_map,
+        lookup.pooling_mode,
+        lookup.output_dtype,
+    )
+    return output
+
+
+def checked_output_dtype(output_dtype: torch.dtype | None, cores_dtype: torch.dtype) -> torch.dtype:
+    """The dtype of the result: `output_dtype`, or the cores' where it is None.
+
+    Raises:
+        TypeError: the operators cannot write `output_dtype` from cores of `cores_dtype`.
+    """
+    if output_dtype is None:
+        return cores_dtype
+    valid = (
+        (torch.float64,)
+        if cores_dtype == torch.float64
+        else (torch.float32, torch.float16, torch.bfloat16)
+    )
+    if output_dtype not in valid:
+        names = ", ".join(str(dtype) for dtype in valid)
+        raise TypeError(
+            f"output_dtype must be one of {names} for cores of {cores_dtype}, got {output_dtype}"
+        )
+    return output_dtype
+
+
+def _closed_offsets(offsets: Tensor, indices: Tensor, include_last_offset: bool) -> Tensor:
+    """`offsets` with nnz at its end."""
+    _check_integers(offsets, "offsets")
+    if offsets.dim() != 1:
+        raise ValueError(f"offsets must be 1-D, got shape {tuple(offsets.shape)}")
+    if include_last_offset:
+        if offsets.numel() == 0:
+            raise ValueError(
+                "offsets must have at least one element with include_last_offset, got none"
+            )
+        return offsets
+    # A fill on the device: nnz is known to the host, and no copy has to wait for the other side.
+    return torch.cat([offsets, offsets.new_full((1,), indices.numel())])
+
+
+def _check_integers(tensor: Tensor, argument: str) -> None:
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{argument} must be a Tensor, got {type(tensor).__name__}")
+    if tensor.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{argument} must be int32 or int64, got {tensor.dtype}")
+
+
+def _check_device(device: torch.device, tensor: Tensor | None, argument: str) -> None:
+    if tensor is not None and tensor.device != device:
+        raise ValueError(
+            f"{argument} must be on the device of the TT-cores, {device}, got {tensor.device}"
+        )

@@ -1,0 +1,161 @@
+"""Lookup whose backward applies the optimizer step in place of returning gradients of the cores."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["BatchedLookup", "FusedUpdate", "fused_lookup"]
+
+
+@dataclasses.dataclass(frozen=True)
+class FusedUpdate:
+    """State and hyper-parameters of an optimizer that steps inside the backward pass.
+
+    Semantics and defaults are those of FBGEMM's table-batched embeddings, with one core slice
+    ``G_k[i_k]`` in the role of a row: one step per backward on the gradient summed over the batch,
+    applied only to slices that were looked up.
+
+    Args:
+        optimizer: ``"exact_sgd"``, ``"exact_adagrad"``, ``"exact_row_wise_adagrad"``, ``"adam"``.
+        learning_rate: 0-dim float32 tensor on the cores' device.
+        iter: 0-dim int64 tensor on the cores' device, the number of steps done; incremented by
+            every backward.
+        momentum1: one tensor a core, or empty for SGD: shaped as the core for Adagrad and Adam,
+            ``[p_k]`` for row-wise Adagrad. float32 (float64 for float64 cores).
+        momentum2: one tensor a core shaped as the core for Adam, else empty.
+        eps: added to the denominator of Adagrad and Adam.
+        beta1: decay of Adam's first moment.
+        beta2: decay of Adam's second moment.
+        weight_decay: decoupled weight decay of Adam.
+    """
+
+    optimizer: str
+    learning_rate: Tensor
+    iter: Tensor
+    momentum1: Sequence[Tensor] = ()
+    momentum2: Sequence[Tensor] = ()
+    eps: float = 1e-8
+    beta1: float = 0.9
+    beta2: float = 0.999
+    weight_decay: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchedLookup:
+    """The arguments of the operators that are no tensors; see `torchrec_flowtt.ops`."""
+
+    cores_per_table: list[int]
+    num_embeddings: list[int]
+    feature_table_map: list[int]
+    pooling_mode: int
+    output_dtype: torch.dtype
+
+
+class _FusedLookup(torch.autograd.Function):
+    """One node for all tables and features, so that a table shared by features steps once."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        lookup: BatchedLookup,
+        update: FusedUpdate,
+        indices: Tensor,
+        offsets: Tensor,
+        per_sample_weights: Tensor | None,
+        *cores: Tensor,
+    ) -> Tensor:
+        ctx.lookup, ctx.update = lookup, update
+        # Not saved through autograd: its version check would refuse a second forward that is
+        # queued before the first one's backward, as pipelined training does.
+        ctx.cores = cores
+        ctx.save_for_backward(indices, offsets, per_sample_weights)
+        ctx.set_materialize_grads(False)
+        output: Tensor = torch.ops.flowtt.tt_embedding_bag(
+            cores,
+            indices,
+            offsets,
+            per_sample_weights,
+            lookup.cores_per_table,
+            lookup.num_embeddings,
+            lookup.feature_table_map,
+            lookup.pooling_mode,
+            lookup.output_dtype,
+        )
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "backward(create_graph=True) through a TT table with a fused optimizer: the step "
+                "updates the TT-cores in place, so second derivatives do not exist; use the "
+                "optimizer 'none' and plain torch (functional.to_dense) for them"
+            )
+        (grad_output,) = grad_outputs
+        unused = (None,) * len(ctx.cores)
+        if grad_output is None:
+            return (None, None, None, None, None, *unused)
+        indices, offsets, per_sample_weights = ctx.saved_tensors
+        lookup, update = ctx.lookup, ctx.update
+        shape_arguments = (
+            lookup.cores_per_table,
+            lookup.num_embeddings,
+            lookup.feature_table_map,
+            lookup.pooling_mode,
+        )
+        weights_grad = None
+        if ctx.needs_input_grad[4]:
+            # Before the step: the derivative belongs to the cores of the forward pass.
+            weights_grad = torch.ops.flowtt.tt_embedding_bag_weights_grad(
+                grad_output, ctx.cores, indices, offsets, per_sample_weights, *shape_arguments
+            )
+        update.iter.add_(1)
+        torch.ops.flowtt.tt_embedding_bag_backward_update(
+            grad_output,
+            ctx.cores,
+            update.momentum1,
+            update.momentum2,
+            indices,
+            offsets,
+            per_sample_weights,
+            *shape_arguments,
+            update.learning_rate,
+            update.iter,
+            update.optimizer,
+            update.eps,
+            update.beta1,
+            update.beta2,
+            update.weight_decay,
+        )
+        # The operator cannot tell autograd itself that it wrote to the cores.
+        torch.autograd.graph.increment_version(ctx.cores)
+        return (None, None, None, None, weights_grad, *unused)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator,unused-ignore]
+def fused_lookup(
+    lookup: BatchedLookup,
+    update: FusedUpdate,
+    indices: Tensor,
+    offsets: Tensor,
+    per_sample_weights: Tensor | None,
+    cores: Sequence[Tensor],
+) -> Tensor:
+    """Looks up like the operator ``flowtt::tt_embedding_bag``; its backward performs `update`.
+
+    Gradients of the cores are not returned (``core.grad`` stays None), those of the weights are.
+    Each backward is one step; it differentiates at the cores as they are when it runs.
+    ``torch.compile`` leaves the call to eager execution.
+
+    Raises:
+        RuntimeError: in a backward with ``create_graph=True``.
+    """
+    output: Tensor = _FusedLookup.apply(
+        lookup, update, indices, offsets, per_sample_weights, *cores
+    )
+    return output

@@ -1,0 +1,37 @@
+"""How the rows of a bag are combined."""
+
+from __future__ import annotations
+
+import enum
+
+__all__ = ["PoolingMode"]
+
+
+class PoolingMode(enum.IntEnum):
+    """Pooling of the rows of a bag, with FBGEMM's values.
+
+    ``PoolingMode.of(value)`` also takes torch's mode strings, plain ints and FBGEMM's enum members.
+
+    >>> PoolingMode.of("mean")
+    <PoolingMode.MEAN: 1>
+    >>> PoolingMode.of("max")
+    Traceback (most recent call last):
+    ...
+    ValueError: pooling mode must be one of 'sum', 'mean', got 'max'
+    """
+
+    SUM = 0
+    MEAN = 1
+
+    @classmethod
+    def of(cls, value: int | str | PoolingMode) -> PoolingMode:
+        """The mode that `value` stands for.
+
+        Raises:
+            ValueError: `value` stands for none.
+        """
+        for member in cls:
+            if value is member or value in (member.value, member.name.lower()):
+                return member
+        valid = ", ".join(repr(member.name.lower()) for member in cls)
+        raise ValueError(f"pooling mode must be one of {valid}, got {value!r}")
