@@ -26,8 +26,9 @@ class TableRule(FrozenModel):
     Attributes:
         name: a table's name or a glob (``cross_*``).
         kernel: ``flowtt`` (TT cores) or ``fbgemm`` (an uncompressed table).
-        tt_ranks: inner ranks, one number for all or one a joint (``num_cores - 1`` of them);
-            left out, ``TTSpec.suggest`` chooses.
+        tt_ranks: inner ranks, one number for all or one a joint (``num_cores - 1`` of them).
+        max_bytes: in place of ``tt_ranks``, the most bytes that the fp32 cores may take; the
+            largest rank that fits is used.
         num_cores: 2 to 4; left out, taken from the other fields, else 3.
         p_shapes: row factors, ``num_cores`` of them, product >= rows.
         q_shapes: column factors, ``num_cores`` of them, product == embedding dimension.
@@ -41,6 +42,7 @@ class TableRule(FrozenModel):
     name: Annotated[str, Field(min_length=1)]
     kernel: Literal["flowtt", "fbgemm"] = "fbgemm"
     tt_ranks: PositiveInt | tuple[PositiveInt, ...] | None = None
+    max_bytes: PositiveInt | None = None
     num_cores: Annotated[int, Field(ge=2, le=4)] | None = None
     p_shapes: tuple[PositiveInt, ...] | None = None
     q_shapes: tuple[PositiveInt, ...] | None = None
@@ -50,6 +52,8 @@ class TableRule(FrozenModel):
     def _lengths_agree(self) -> TableRule:
         if self.kernel == "fbgemm":
             return self
+        if (self.tt_ranks is None) == (self.max_bytes is None):
+            raise ValueError("kernel flowtt needs tt_ranks or max_bytes, and only one of them")
         cores = self.resolved_num_cores
         if not 2 <= cores <= 4:
             raise ValueError(f"{cores} cores follow from its lists; 2 to 4 are possible")
@@ -83,7 +87,7 @@ class TableRule(FrozenModel):
 
     @property
     def resolved_tt_ranks(self) -> tuple[int, ...] | None:
-        """The inner ranks as a tuple of ``num_cores - 1`` numbers, or None to have them chosen."""
+        """The inner ranks as a tuple of ``num_cores - 1`` numbers, or None when ``max_bytes`` chooses them."""
         if isinstance(self.tt_ranks, int):
             return (self.tt_ranks,) * (self.resolved_num_cores - 1)
         return self.tt_ranks

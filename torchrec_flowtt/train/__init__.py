@@ -1,0 +1,1 @@
+"""The training job: ``python -m torchrec_flowtt.train`` and ``flowtt train``."""

@@ -1,0 +1,199 @@
+"""Builds the sharded model and its optimizers: the one place that knows which classes are used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.planner.types import ParameterConstraints, PlannerError
+from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingType
+from torchrec.models.dlrm import DLRM, DLRMTrain
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
+from torchrec.optim.optimizers import in_backward_optimizer_filter
+
+from torchrec_flowtt.config import ConfigError, JobConfig
+from torchrec_flowtt.config.schema import DenseOptimizerConfig, SparseOptimizerConfig
+from torchrec_flowtt.train.processes import Processes
+from torchrec_flowtt.train.tables import Table
+from torchrec_flowtt.train.slice_adagrad import SliceAdagrad
+
+
+@dataclass(frozen=True)
+class ShardedModel:
+    """What the training loop works on.
+
+    Attributes:
+        model: the DLRM with its loss, under DistributedModelParallel.
+        optimizer: fused, dense and data-parallel optimizers as one, keyed by parameter name.
+        plan: where each table is.
+    """
+
+    model: DistributedModelParallel
+    optimizer: CombinedOptimizer
+    plan: ShardingPlan
+
+
+def build_sharded_model(
+    config: JobConfig, tables: Sequence[Table], num_dense: int, processes: Processes
+) -> ShardedModel:
+    """Builds, plans and shards the model on every rank.
+
+    Args:
+        config: the configuration.
+        tables: all tables of the model, in the order of their features.
+        num_dense: columns of the dense features.
+        processes: this process and the others.
+
+    Raises:
+        ConfigError: the planner finds no placement for the tables.
+    """
+    torch.manual_seed(config.seed)
+    dlrm = DLRM(
+        embedding_bag_collection=_collection(config, tables),
+        dense_in_features=num_dense,
+        dense_arch_layer_sizes=list(config.model.dense_layers),
+        over_arch_layer_sizes=list(config.model.over_layers),
+        dense_device=processes.device,
+    )
+    module = DLRMTrain(dlrm)
+    sharders = _sharders(config.optimizer.sparse)
+    planner = _planner(config, tables, processes)
+
+    def make_plan() -> ShardingPlan:
+        try:
+            return planner.plan(module, sharders)
+        except PlannerError as error:
+            reason = str(error).strip().splitlines()[0]
+            raise ConfigError(
+                f"the planner finds no placement for the tables on {processes.world_size}"
+                f" {processes.device.type} processes: {reason}"
+            ) from None
+
+    plan = processes.from_first(make_plan)
+    model = DistributedModelParallel(
+        module, device=processes.device, plan=plan, sharders=sharders
+    )
+    return ShardedModel(model, _optimizer(config, model, plan), plan)
+
+
+def _collection(config: JobConfig, tables: Sequence[Table]) -> EmbeddingBagCollection:
+    # One pooling for all tables: TorchRec divides table-wise sums by the bag lengths when a
+    # row-wise mean table is in the same collection.
+    pooling = PoolingType.MEAN if config.model.pooling == "mean" else PoolingType.SUM
+    configs = []
+    for table in tables:
+        configs.append(
+            EmbeddingBagConfig(
+                name=table.name,
+                num_embeddings=table.num_embeddings,
+                embedding_dim=table.embedding_dim,
+                feature_names=[table.name],
+                pooling=pooling,
+            )
+        )
+    return EmbeddingBagCollection(device=torch.device("meta"), tables=configs)
+
+
+def _sharders(sparse: SparseOptimizerConfig) -> list[ModuleSharder[nn.Module]]:
+    return [EmbeddingBagCollectionSharder(fused_params=_fused_params(sparse))]
+
+
+def _fused_params(sparse: SparseOptimizerConfig) -> dict[str, Any]:
+    # FBGEMM is imported late: it is slow to load and its absence is reported elsewhere.
+    from fbgemm_gpu.split_embedding_configs import EmbOptimType
+
+    optimizer = {
+        "sgd": EmbOptimType.EXACT_SGD,
+        "adagrad": EmbOptimType.EXACT_ADAGRAD,
+        "row_wise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+        "adam": EmbOptimType.ADAM,
+    }[sparse.name]
+    return {
+        "optimizer": optimizer,
+        "learning_rate": sparse.learning_rate,
+        "eps": sparse.eps,
+        "weight_decay": sparse.weight_decay,
+    }
+
+
+def _planner(
+    config: JobConfig, tables: Sequence[Table], processes: Processes
+) -> EmbeddingShardingPlanner:
+    topology = Topology(
+        world_size=processes.world_size,
+        local_world_size=processes.local_world_size,
+        compute_device=processes.device.type,
+    )
+    return EmbeddingShardingPlanner(
+        topology=topology,
+        batch_size=config.train.batch_size // processes.world_size,
+        constraints={table.name: _constraints(table) for table in tables},
+    )
+
+
+def _constraints(table: Table) -> ParameterConstraints:
+    if table.rule.sharding == "auto":
+        return ParameterConstraints()
+    return ParameterConstraints(sharding_types=[table.rule.sharding])
+
+
+def _optimizer(
+    config: JobConfig, model: DistributedModelParallel, plan: ShardingPlan
+) -> CombinedOptimizer:
+    replicated = data_parallel_tables(plan)
+    dense: dict[str, nn.Parameter] = {}
+    sparse: dict[str, nn.Parameter] = {}
+    for name, parameter in in_backward_optimizer_filter(model.named_parameters()):
+        table = name.partition(".embedding_bags.")[2].partition(".")[0]
+        (sparse if table in replicated else dense)[name] = parameter
+    optimizers: list[KeyedOptimizer] = [model.fused_optimizer]
+    optimizers.append(KeyedOptimizerWrapper(dense, _dense_factory(config.optimizer.dense)))
+    if sparse:
+        optimizers.append(KeyedOptimizerWrapper(sparse, _sparse_factory(config.optimizer.sparse)))
+    return CombinedOptimizer(optimizers)
+
+
+def data_parallel_tables(plan: ShardingPlan) -> set[str]:
+    """The names of the tables that every rank holds whole."""
+    return {
+        table
+        for module_plan in plan.plan.values()
+        for table, sharding in _table_shardings(module_plan).items()
+        if sharding.sharding_type == ShardingType.DATA_PARALLEL.value
+    }
+
+
+def _table_shardings(module_plan: object) -> Mapping[str, Any]:
+    assert isinstance(module_plan, dict)
+    return module_plan
+
+
+def _dense_factory(dense: DenseOptimizerConfig) -> Any:
+    kinds = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam}
+    kind: Any = kinds[dense.name]
+    return lambda params: kind(
+        params, lr=dense.learning_rate, weight_decay=dense.weight_decay
+    )
+
+
+def _sparse_factory(sparse: SparseOptimizerConfig) -> Any:
+    """The fused optimizer's counterpart for tables whose gradients arrive dense."""
+    settings: dict[str, Any] = {"lr": sparse.learning_rate, "weight_decay": sparse.weight_decay}
+    if sparse.name != "sgd":
+        settings["eps"] = sparse.eps
+    kinds = {
+        "sgd": torch.optim.SGD,
+        "adagrad": torch.optim.Adagrad,
+        "row_wise_adagrad": SliceAdagrad,
+        "adam": torch.optim.Adam,
+    }
+    kind: Any = kinds[sparse.name]
+    return lambda params: kind(params, **settings)
