@@ -1,0 +1,79 @@
+"""The CUDA kernels against the CPU kernels, over shapes drawn at random."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.gpu.calls import Call, Table, make_call
+from tests.gpu.tolerance import assert_matches
+from tests.gpu.training import OPTIMIZERS, Training
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> Table:
+    num_cores = draw(st.integers(2, 4))
+    size = st.integers(1, 6)
+    p = tuple(draw(size) for _ in range(num_cores))
+    q = tuple(draw(size) for _ in range(num_cores))
+    ranks = tuple(draw(st.integers(1, 9)) for _ in range(num_cores - 1))
+    rows = 1
+    for factor in p:
+        rows *= factor
+    return Table(p, q, ranks, draw(st.integers(1, rows)))
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> Call:
+    drawn = draw(st.lists(tables(), min_size=1, max_size=4))
+    features = draw(st.lists(st.integers(0, len(drawn) - 1), min_size=1, max_size=6))
+    return make_call(
+        drawn,
+        feature_table_map=features,
+        batch_size=draw(st.integers(0, 8)),
+        max_length=draw(st.integers(0, 6)),
+        dtype=draw(st.sampled_from([torch.float32, torch.float16, torch.bfloat16, torch.float64])),
+        index_dtype=draw(st.sampled_from([torch.int32, torch.int64])),
+        offset_dtype=draw(st.sampled_from([torch.int32, torch.int64])),
+        weighted=draw(st.booleans()),
+        pooling_mode=draw(st.integers(0, 1)),
+        seed=draw(st.integers(0, 1000)),
+    )
+
+
+SETTINGS = settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+
+
+@SETTINGS
+@given(calls())
+def test_forward_and_gradients(cpu: Call) -> None:
+    cuda = cpu.to("cuda")
+    assert_matches(cuda.forward(), cpu.forward())
+    grad = cpu.grad_output()
+    for actual, expected in zip(cuda.backward(grad.cuda()), cpu.backward(grad), strict=True):
+        # Both are rounded to the cores' dtype, so they may differ by a unit in the last place.
+        tolerance = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2}.get(actual.dtype)
+        assert_matches(actual, expected, tolerance)
+    assert_matches(cuda.weights_grad(grad.cuda()), cpu.weights_grad(grad))
+
+
+@SETTINGS
+@given(calls(), st.sampled_from(OPTIMIZERS))
+def test_update(cpu: Call, optimizer: str) -> None:
+    cuda = cpu.to("cuda")
+    trainings = [Training(cpu, optimizer), Training(cuda, optimizer)]
+    for training in trainings:
+        for seed in range(2):
+            training.iter.add_(1)
+            training.update(training.call.grad_output(seed=seed))
+    tolerance = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3.2e-2}
+    for cpu_states, cuda_states in zip(*(t.states() for t in trainings), strict=True):
+        for expected, actual in zip(cpu_states, cuda_states, strict=True):
+            assert_matches(actual, expected, tolerance.get(cpu.cores[0].dtype, 1e-9))

@@ -1,0 +1,163 @@
+"""The operators as torch sees them: opcheck, autograd, and errors of bad arguments."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.library import opcheck
+
+from tests.gpu.calls import Call, Table, make_call
+from tests.gpu.training import OPTIMIZERS, Training
+
+
+def small_call(dtype: torch.dtype = torch.float32, weighted: bool = True) -> Call:
+    tables = [Table((3, 2), (2, 2), (2,)), Table((2, 2, 2), (2, 1, 2), (2, 3))]
+    return make_call(
+        tables,
+        feature_table_map=[1, 0, 1],
+        batch_size=3,
+        dtype=dtype,
+        weighted=weighted,
+        device="cuda",
+    )
+
+
+def requiring_gradients(call: Call) -> Call:
+    for tensor in (*call.cores, call.per_sample_weights):
+        if tensor is not None:
+            tensor.requires_grad_()
+    return call
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_opcheck_forward(weighted: bool, dtype: torch.dtype) -> None:
+    call = requiring_gradients(small_call(dtype, weighted))
+    opcheck(torch.ops.flowtt.tt_embedding_bag.default, (*call.arguments, torch.float32))
+
+
+def test_opcheck_gradients() -> None:
+    call = small_call()
+    arguments = (call.grad_output(), *call.arguments)
+    opcheck(torch.ops.flowtt.tt_embedding_bag_backward.default, arguments)
+    opcheck(torch.ops.flowtt.tt_embedding_bag_weights_grad.default, arguments)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_opcheck_update(optimizer: str) -> None:
+    training = Training(small_call(), optimizer)
+    training.iter.add_(1)
+    opcheck(
+        torch.ops.flowtt.tt_embedding_bag_backward_update.default,
+        training.arguments(training.call.grad_output()),
+    )
+
+
+@pytest.mark.parametrize("pooling_mode", [0, 1])
+def test_gradcheck(pooling_mode: int) -> None:
+    call = requiring_gradients(small_call(torch.float64))
+    call.pooling_mode = pooling_mode
+    cores, indices, offsets, weights, *rest = call.arguments
+    count = len(cores)
+
+    def lookup(*tensors: torch.Tensor) -> torch.Tensor:
+        return torch.ops.flowtt.tt_embedding_bag(
+            list(tensors[:count]), indices, offsets, tensors[count], *rest, torch.float64
+        )
+
+    # Atomic sums come in any order.
+    assert torch.autograd.gradcheck(lookup, (*cores, weights), nondet_tol=1e-12)
+
+
+def test_indices_on_the_cpu_are_an_error() -> None:
+    call = small_call()
+    call.indices = call.indices.cpu()
+    with pytest.raises((RuntimeError, ValueError), match="indices.*device"):
+        call.forward()
+
+
+def test_oversized_levels_are_an_error() -> None:
+    """A level of more than 2^30 elements is refused by name, before anything is launched."""
+    half = torch.float16
+    call = Call(
+        [
+            torch.empty((1, 1, 1, 2**15), dtype=half, device="cuda"),
+            torch.empty((1, 2**15, 2**16, 1), dtype=half, device="cuda"),
+        ],
+        torch.zeros(1, dtype=torch.int64, device="cuda"),
+        torch.tensor([0, 1], device="cuda"),
+        None,
+        [2],
+        [1],
+        [0],
+        0,
+    )
+    with pytest.raises(RuntimeError, match="table 0.*tt_ranks"):
+        call.forward()
+
+
+BAD_LOOKUPS = {
+    "id too large": (
+        "call.indices[1] = 60",
+        r"feature 0 (table 0), indices[1] = 60, expected 0 <= index < num_embeddings = 60",
+    ),
+    "negative id": (
+        "call.indices[2] = -1",
+        r"feature 0 (table 0), indices[2] = -1, expected 0 <= index < num_embeddings = 60",
+    ),
+    "decreasing offsets": (
+        "call.offsets[1] = 3; call.offsets[2] = 2",
+        r"offsets of feature 0 (table 0), bag 1: [3, 2) is not a range of the 6 indices",
+    ),
+    "offsets past the end": (
+        "call.offsets[3] = 1000000",
+        r"offsets of feature 0 (table 0), bag 2: [4, 1000000) is not a range of the 6 indices",
+    ),
+}
+
+BAD_LOOKUP_SCRIPT = """
+import sys
+import torch
+from tests.gpu.calls import make_call
+from tests.gpu.shapes import TABLES
+call = make_call(TABLES["two cores"].tables, batch_size=3, lengths=[2, 2, 2], device="cuda")
+grad = call.grad_output()
+exec(sys.argv[1])
+torch.cuda.synchronize()
+operators = {
+    "forward": call.forward,
+    "backward": lambda: call.backward(grad),
+    "weights_grad": lambda: call.weights_grad(grad),
+}
+operators[sys.argv[2]]()
+try:
+    torch.cuda.synchronize()
+except Exception as error:
+    print("caught", error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "operator"),
+    [
+        ("id too large", "forward"),
+        ("negative id", "backward"),
+        ("decreasing offsets", "weights_grad"),
+        ("offsets past the end", "forward"),
+    ],
+)
+def test_bad_lookups_trap(kind: str, operator: str) -> None:
+    """In a process of its own, as a trap ends the CUDA context."""
+    mutation, message = BAD_LOOKUPS[kind]
+    done = subprocess.run(
+        [sys.executable, "-c", BAD_LOOKUP_SCRIPT, mutation, operator],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert message in done.stdout, done.stdout + done.stderr
+    assert "caught" in done.stdout, done.stdout + done.stderr
