@@ -1,0 +1,134 @@
+"""The configuration of one TT-compressed table of an EmbeddingBagCollection."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torchrec.modules.embedding_configs import (
+    DataType,
+    EmbeddingBagConfig,
+    PoolingType,
+    data_type_to_dtype,
+)
+
+from torchrec_flowtt.shapes import TTSpec
+
+_DATA_TYPES = (DataType.FP32, DataType.FP16, DataType.BF16)
+_REFUSED_FIELDS = (
+    "num_embeddings_post_pruning",
+    "use_virtual_table",
+    "enable_embedding_update",
+    "stash_weights",
+)
+
+
+@dataclass(frozen=True)
+class _NoDenseWeight:
+    """Stands in for ``init_fn``: it is called only where an N x D weight was made by mistake."""
+
+    table: str
+
+    def __call__(self, weight: torch.Tensor) -> torch.Tensor:
+        raise TypeError(
+            f"table {self.table!r} is a TT table (FlowTTEmbeddingBagConfig), but an uncompressed "
+            "weight is about to be initialised for it. Build the collection with "
+            "FlowTTEmbeddingBagCollection instead of EmbeddingBagCollection, and shard it with "
+            "FlowTTEmbeddingBagCollectionSharder."
+        )
+
+
+@dataclass
+class FlowTTEmbeddingBagConfig(EmbeddingBagConfig):
+    """An :class:`~torchrec.modules.embedding_configs.EmbeddingBagConfig` stored as TT-cores.
+
+    The shape is checked when the configuration is built, on every rank alike, and is available as
+    :attr:`tt_spec`.
+
+    Args:
+        tt_ranks: inner TT-ranks ``(r_1, ..., r_(d-1))``, or one number for all of them. Required.
+        num_cores: number of TT-cores d, 2 to 4; by default what the other arguments imply, else 3.
+        p_shapes: row factors, ``prod(p_shapes) >= num_embeddings``; ``None`` chooses balanced ones.
+        q_shapes: column factors, ``prod(q_shapes) == embedding_dim``; ``None`` chooses balanced
+            ones.
+
+    ``weight_init_min`` and ``weight_init_max`` keep their meaning: the cores are initialised so
+    that the elements of the table they stand for have the second moment of that uniform
+    distribution.
+
+    Raises:
+        ValueError: if the TT-shape does not fit the table, or a field is set that a TT table
+            cannot honour (an ``init_fn`` of one's own, an 8-bit data type, virtual tables,
+            pruning).
+
+    Example:
+        >>> config = FlowTTEmbeddingBagConfig(
+        ...     name="ads", num_embeddings=10_000, embedding_dim=16, feature_names=["ad_id"],
+        ...     tt_ranks=(8, 8), p_shapes=(20, 20, 25), q_shapes=(2, 2, 4))
+        >>> config.tt_spec.core_shapes
+        ((20, 1, 2, 8), (20, 8, 2, 8), (25, 8, 4, 1))
+    """
+
+    tt_ranks: int | Sequence[int] | None = None
+    num_cores: int | None = None
+    p_shapes: Sequence[int] | None = None
+    q_shapes: Sequence[int] | None = None
+    tt_spec: TTSpec = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Check the fields and resolve the TT-shape."""
+        init_fn: Any = getattr(self, "init_fn", None)
+        if init_fn is not None and not isinstance(init_fn, _NoDenseWeight):
+            raise ValueError(
+                f"table {self.name!r}: init_fn initialises an N x D weight, which a TT table does "
+                "not have; set weight_init_min and weight_init_max instead"
+            )
+        self.init_fn = _NoDenseWeight(self.name)
+        super().__post_init__()
+        for name in _REFUSED_FIELDS:
+            if getattr(self, name, None):
+                raise ValueError(
+                    f"table {self.name!r}: {name}={getattr(self, name)!r} is not supported for a "
+                    "TT table"
+                )
+        if self.data_type not in _DATA_TYPES:
+            raise ValueError(
+                f"table {self.name!r}: data_type must be FP32, FP16 or BF16 for a TT table, got "
+                f"{self.data_type}"
+            )
+        if self.pooling not in (PoolingType.SUM, PoolingType.MEAN):
+            raise ValueError(
+                f"table {self.name!r}: pooling must be SUM or MEAN, got {self.pooling}"
+            )
+        self.tt_spec = self._resolve_spec()
+        self.num_cores = self.tt_spec.num_cores
+
+    def _resolve_spec(self) -> TTSpec:
+        if self.tt_ranks is None:
+            raise ValueError(
+                f"table {self.name!r}: a TT table needs tt_ranks, one number or one for each inner "
+                "bond, for example tt_ranks=(32, 32)"
+            )
+        return TTSpec.suggest(
+            self.num_embeddings,
+            self.embedding_dim,
+            tt_rank=self.tt_ranks,
+            num_cores=self.num_cores,
+            p_shapes=self.p_shapes,
+            q_shapes=self.q_shapes,
+            name=self.name,
+        )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The torch dtype of the cores."""
+        dtype: torch.dtype = data_type_to_dtype(self.data_type)
+        return dtype
+
+    @property
+    def init_variance(self) -> float:
+        """Second moment of an element of the table under ``uniform(weight_init_min, _max)``."""
+        low, high = float(self.get_weight_init_min()), float(self.get_weight_init_max())
+        return (low * low + low * high + high * high) / 3.0

@@ -1,0 +1,51 @@
+"""The lookup of one sharding type: TT kernels beside TorchRec's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torchrec.distributed.embedding_lookup import GroupedPooledEmbeddingsLookup
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel, GroupedEmbeddingConfig
+
+from torchrec_flowtt.distributed.compat import bind_kernel_arguments
+from torchrec_flowtt.distributed.core_states import CorePlacement
+from torchrec_flowtt.distributed.kernels import (
+    DenseFlowTTEmbeddingBagKernel,
+    FusedFlowTTEmbeddingBagKernel,
+)
+from torchrec_flowtt.shapes import TTSpec
+
+
+class FlowTTGroupedPooledEmbeddingsLookup(GroupedPooledEmbeddingsLookup):
+    """TorchRec's lookup, with a TT kernel for every group of TT tables.
+
+    Args:
+        tt_specs: TT shapes by table name.
+        placements: where table-wise cores are, by table name; ``None`` for data-parallel tables.
+        **kwargs: as for ``GroupedPooledEmbeddingsLookup``.
+    """
+
+    def __init__(
+        self,
+        *,
+        tt_specs: Mapping[str, TTSpec],
+        placements: Mapping[str, CorePlacement] | None,
+        **kwargs: Any,
+    ) -> None:
+        """Builds it; see the class for the arguments."""
+        # The base constructor creates the kernels, so these are set before it runs.
+        self._tt_specs = dict(tt_specs)
+        self._placements = None if placements is None else dict(placements)
+        super().__init__(**kwargs)
+
+    def _create_embedding_kernel(
+        self, config: GroupedEmbeddingConfig, *args: Any, **kwargs: Any
+    ) -> Any:
+        create = super()._create_embedding_kernel
+        if config.compute_kernel != EmbeddingComputeKernel.CUSTOMIZED_KERNEL:
+            return create(config, *args, **kwargs)
+        device = bind_kernel_arguments(create, (config, *args), kwargs)["device"]
+        if self._placements is None:
+            return DenseFlowTTEmbeddingBagKernel(config, self._tt_specs, device)
+        return FusedFlowTTEmbeddingBagKernel(config, self._tt_specs, device, self._placements)

@@ -1,0 +1,222 @@
+"""The sharded collection of TT and uncompressed embedding bags."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from pyre_extensions import none_throws
+from torch import nn
+from torchrec.distributed.embedding_sharding import EmbeddingSharding, EmbeddingShardingInfo
+from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
+from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType
+from torchrec.modules.embedding_configs import PoolingType
+
+from torchrec_flowtt.distributed import compat
+from torchrec_flowtt.distributed.core_states import CorePlacement, local_core
+from torchrec_flowtt.distributed.ebc import FlowTTEmbeddingBagCollection
+from torchrec_flowtt.distributed.embedding_configs import FlowTTEmbeddingBagConfig
+from torchrec_flowtt.distributed.fused_optimizer import mark_in_backward
+from torchrec_flowtt.distributed.fused_params import FusedOptimizerParams
+from torchrec_flowtt.distributed.kernels import FlowTTEmbeddingBagKernel
+from torchrec_flowtt.distributed.sharding import (
+    FlowTTDpPooledEmbeddingSharding,
+    FlowTTTwPooledEmbeddingSharding,
+    core_placement,
+    tt_specs_of,
+)
+from torchrec_flowtt.distributed.sharding_view import ShardingView
+
+_ROW_WISE = (ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value)
+
+
+class ShardedFlowTTEmbeddingBagCollection(ShardedEmbeddingBagCollection):
+    """TorchRec's sharded collection, with TT tables table-wise or data-parallel.
+
+    Uncompressed tables keep every sharding type and kernel they have. Parameters, buffers and
+    state-dict keys of a TT table are ``embedding_bags.<table>.tt_cores.<k>``: a distributed tensor
+    of one shard when table-wise, a plain tensor on every rank when data-parallel.
+
+    Built by :class:`FlowTTEmbeddingBagCollectionSharder`, which checks the plan first.
+
+    Args:
+        module: what is sharded, as TorchRec's base class can read it.
+        table_name_to_parameter_sharding: the plan of this module.
+        env: sharding environment.
+        **kwargs: as for ``ShardedEmbeddingBagCollection``.
+    """
+
+    def __init__(
+        self,
+        module: ShardingView,
+        table_name_to_parameter_sharding: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        **kwargs: Any,
+    ) -> None:
+        """Builds it; see the class for the arguments."""
+        super().__init__(module, table_name_to_parameter_sharding, env, **kwargs)
+        self._exempt_from_late_mean_pooling(table_name_to_parameter_sharding)
+
+    def _exempt_from_late_mean_pooling(self, plan: Mapping[str, ParameterSharding]) -> None:
+        # Only row-wise tables are pooled by mean after the all-to-all; see the function called.
+        late = compat.summed_row_wise_features(self)
+        if PoolingType.MEAN.value not in late:
+            return
+        for config in self._all_configs():
+            if plan[config.name].sharding_type not in _ROW_WISE:
+                late[PoolingType.SUM.value].extend(config.feature_names)
+
+    def _all_configs(self) -> list[Any]:
+        return list(compat.table_configs(self))
+
+    def _tt_tables(self) -> list[str]:
+        return [c.name for c in self._all_configs() if isinstance(c, FlowTTEmbeddingBagConfig)]
+
+    @classmethod
+    def create_embedding_bag_sharding(
+        cls,
+        sharding_infos: list[EmbeddingShardingInfo],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> EmbeddingSharding[Any, Any, Any, Any]:
+        """The sharding of the tables of one sharding type.
+
+        Raises:
+            ValueError: if a TT table has fused parameters that TT tables cannot honour.
+        """
+        specs = tt_specs_of(sharding_infos)
+        if not specs:
+            return super().create_embedding_bag_sharding(
+                sharding_infos, env, device, *args, **kwargs
+            )
+        sharding_type = sharding_infos[0].param_sharding.sharding_type
+        if device is not None and device.type == "meta":
+            compat.place_on_meta(sharding_infos)
+        if sharding_type == ShardingType.DATA_PARALLEL.value:
+            return FlowTTDpPooledEmbeddingSharding(sharding_infos, env, device)
+        for info in sharding_infos:
+            # Every rank sees every table here, while kernels are built on their own rank only.
+            if info.embedding_config.name in specs:
+                FusedOptimizerParams.from_fused_params(
+                    info.fused_params, info.embedding_config.name
+                )
+        return FlowTTTwPooledEmbeddingSharding(
+            sharding_infos,
+            env,
+            device,
+            qcomm_codecs_registry=kwargs.get("qcomm_codecs_registry"),
+        )
+
+    # -- parameters and state ------------------------------------------------------------------
+
+    def _tt_kernels(self) -> list[FlowTTEmbeddingBagKernel]:
+        return [
+            kernel
+            for lookup in compat.unwrapped_lookups(self)
+            for kernel in compat.embedding_kernels(lookup)
+            if isinstance(kernel, FlowTTEmbeddingBagKernel)
+        ]
+
+    def _initialize_torch_state(self, skip_registering: bool = False) -> None:
+        super()._initialize_torch_state(skip_registering)
+        env = compat.sharding_env(self)
+        cores_here = {
+            table: cores
+            for kernel in self._tt_kernels()
+            for table, cores in kernel.tt_cores_by_table().items()
+        }
+        self._distributed_cores: dict[str, Any] = {}
+        self._owns_core: dict[str, bool] = {}
+        for config in self._all_configs():
+            if not isinstance(config, FlowTTEmbeddingBagConfig):
+                continue
+            sharding = self.module_sharding_plan[config.name]
+            cores = cores_here.get(config.name)
+            registered = [
+                cores[k] if cores is not None else nn.Parameter(torch.empty(0))
+                for k in range(config.tt_spec.num_cores)
+            ]
+            self.embedding_bags[config.name].tt_cores = nn.ParameterList(registered)
+            if sharding.sharding_type == ShardingType.DATA_PARALLEL.value:
+                continue
+            self._register_distributed_cores(
+                config, registered, cores is not None, core_placement(sharding, env)
+            )
+        if not skip_registering:
+            compat.register_state_hooks(self, _distribute_cores, _localise_cores)
+
+    def _register_distributed_cores(
+        self,
+        config: FlowTTEmbeddingBagConfig,
+        registered: list[nn.Parameter],
+        owned: bool,
+        placement: CorePlacement,
+    ) -> None:
+        for k, (parameter, shape) in enumerate(
+            zip(registered, config.tt_spec.core_shapes, strict=True)
+        ):
+            mark_in_backward(parameter)
+            key = f"embedding_bags.{config.name}.tt_cores.{k}"
+            self._owns_core[key] = owned
+            self._distributed_cores[key] = placement.distribute(
+                shape, config.dtype, parameter.detach() if owned else None
+            )
+
+    def reset_parameters(self) -> None:
+        """Initialise every table by its configuration, the same on all ranks if data-parallel."""
+        tt_tables = set(self._tt_tables())
+        with compat.restricted_to(self, lambda config: config.name not in tt_tables):
+            super().reset_parameters()
+        device = compat.compute_device(self)
+        if device is not None and device.type == "meta":
+            return
+        group = compat.sharding_env(self).process_group
+        for kernel in self._tt_kernels():
+            kernel.reset_parameters()
+            for table, cores in kernel.tt_cores_by_table().items():
+                sharding = none_throws(self.module_sharding_plan[table])
+                if sharding.sharding_type == ShardingType.DATA_PARALLEL.value:
+                    for core in cores:
+                        dist.broadcast(core.data, src=0, group=group)
+
+    def update_shards(self, *args: Any, **kwargs: Any) -> None:
+        """Refuse to move tables between ranks while training.
+
+        Raises:
+            NotImplementedError: always; TorchRec rebuilds every lookup and would lose the cores.
+        """
+        raise NotImplementedError(
+            f"dynamic resharding of a collection with TT tables {self._tt_tables()} is not "
+            "supported: save a checkpoint with torch.distributed.checkpoint and load it under "
+            "the new plan"
+        )
+
+    @property
+    def unsharded_module_type(self) -> type[nn.Module]:
+        """The module this was sharded from."""
+        return FlowTTEmbeddingBagCollection
+
+
+def _distribute_cores(
+    module: ShardedFlowTTEmbeddingBagCollection,
+    destination: dict[str, Any],
+    prefix: str,
+    _local_metadata: dict[str, Any],
+) -> None:
+    for key, core in module._distributed_cores.items():
+        destination[prefix + key] = core
+
+
+def _localise_cores(
+    module: ShardedFlowTTEmbeddingBagCollection,
+    state_dict: dict[str, Any],
+    prefix: str,
+    *_: Any,
+) -> None:
+    for key, owned in module._owns_core.items():
+        if prefix + key in state_dict:
+            state_dict[prefix + key] = local_core(state_dict[prefix + key], owned, prefix + key)
