@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.planner import Topology
 from torchrec.distributed.planner.types import ParameterConstraints, PlannerError
 from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingType
 from torchrec.models.dlrm import DLRM, DLRMTrain
@@ -21,6 +21,12 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from torchrec_flowtt.config import ConfigError, JobConfig
 from torchrec_flowtt.config.schema import DenseOptimizerConfig, SparseOptimizerConfig
+from torchrec_flowtt.distributed import (
+    FlowTTEmbeddingBagCollection,
+    FlowTTEmbeddingBagCollectionSharder,
+    FlowTTEmbeddingBagConfig,
+)
+from torchrec_flowtt.planner import FlowTTEmbeddingShardingPlanner
 from torchrec_flowtt.train.processes import Processes
 from torchrec_flowtt.train.tables import Table
 from torchrec_flowtt.train.slice_adagrad import SliceAdagrad
@@ -70,7 +76,7 @@ def build_sharded_model(
     def make_plan() -> ShardingPlan:
         try:
             return planner.plan(module, sharders)
-        except PlannerError as error:
+        except (PlannerError, ValueError) as error:
             reason = str(error).strip().splitlines()[0]
             raise ConfigError(
                 f"the planner finds no placement for the tables on {processes.world_size}"
@@ -88,22 +94,39 @@ def _collection(config: JobConfig, tables: Sequence[Table]) -> EmbeddingBagColle
     # One pooling for all tables: TorchRec divides table-wise sums by the bag lengths when a
     # row-wise mean table is in the same collection.
     pooling = PoolingType.MEAN if config.model.pooling == "mean" else PoolingType.SUM
-    configs = []
+    configs: list[EmbeddingBagConfig] = []
     for table in tables:
-        configs.append(
-            EmbeddingBagConfig(
-                name=table.name,
-                num_embeddings=table.num_embeddings,
-                embedding_dim=table.embedding_dim,
-                feature_names=[table.name],
-                pooling=pooling,
+        arguments: dict[str, Any] = {
+            "name": table.name,
+            "num_embeddings": table.num_embeddings,
+            "embedding_dim": table.embedding_dim,
+            "feature_names": [table.name],
+            "pooling": pooling,
+        }
+        if table.spec is None:
+            configs.append(EmbeddingBagConfig(**arguments))
+        else:
+            configs.append(
+                FlowTTEmbeddingBagConfig(
+                    **arguments,
+                    tt_ranks=table.spec.tt_ranks,
+                    p_shapes=table.spec.p_shapes,
+                    q_shapes=table.spec.q_shapes,
+                )
             )
-        )
-    return EmbeddingBagCollection(device=torch.device("meta"), tables=configs)
+    device = torch.device("meta")
+    if any(table.spec is not None for table in tables):
+        return FlowTTEmbeddingBagCollection(device=device, tables=configs)
+    # Without TT tables the run is plain TorchRec, which makes it a fair baseline.
+    return EmbeddingBagCollection(device=device, tables=configs)
 
 
 def _sharders(sparse: SparseOptimizerConfig) -> list[ModuleSharder[nn.Module]]:
-    return [EmbeddingBagCollectionSharder(fused_params=_fused_params(sparse))]
+    fused_params = _fused_params(sparse)
+    return [
+        FlowTTEmbeddingBagCollectionSharder(fused_params=fused_params),
+        EmbeddingBagCollectionSharder(fused_params=fused_params),
+    ]
 
 
 def _fused_params(sparse: SparseOptimizerConfig) -> dict[str, Any]:
@@ -126,13 +149,13 @@ def _fused_params(sparse: SparseOptimizerConfig) -> dict[str, Any]:
 
 def _planner(
     config: JobConfig, tables: Sequence[Table], processes: Processes
-) -> EmbeddingShardingPlanner:
+) -> FlowTTEmbeddingShardingPlanner:
     topology = Topology(
         world_size=processes.world_size,
         local_world_size=processes.local_world_size,
         compute_device=processes.device.type,
     )
-    return EmbeddingShardingPlanner(
+    return FlowTTEmbeddingShardingPlanner(
         topology=topology,
         batch_size=config.train.batch_size // processes.world_size,
         constraints={table.name: _constraints(table) for table in tables},
