@@ -1,0 +1,207 @@
+"""One TT table, called as `torch.nn.EmbeddingBag`."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchrec_flowtt.functional import PoolingMode, rows, to_dense, tt_embedding_bag
+from torchrec_flowtt.functional.embedding_bag import checked_output_dtype
+from torchrec_flowtt.modules.initialization import default_variance, initialize_tt_cores_
+from torchrec_flowtt.shapes import TTSpec
+
+__all__ = ["FlowTTEmbeddingBag"]
+
+
+class FlowTTEmbeddingBag(nn.Module):
+    """Sums or means of bags of rows of a table that is stored as TT-cores.
+
+    Takes the place of ``torch.nn.EmbeddingBag(num_embeddings, embedding_dim, mode=...)``; the call
+    is the same. Gradients of the cores are dense tensors, for any torch optimizer. Of the
+    arguments of `EmbeddingBag`, ``max_norm``, ``scale_grad_by_freq``, ``sparse``, ``padding_idx``
+    and the mode ``"max"`` have no counterpart.
+
+    Args:
+        num_embeddings: N, rows of the table; or a :class:`~torchrec_flowtt.shapes.TTSpec`, which
+            replaces the next five arguments (see also :meth:`from_spec`).
+        embedding_dim: D, columns of the table.
+        tt_ranks: one rank for all inner bonds, or one for each.
+        num_cores: 2 to 4; default as many as the other arguments imply, else 3.
+        p_shapes: row factors; default balanced ones, see
+            :meth:`~torchrec_flowtt.shapes.TTSpec.suggest`.
+        q_shapes: column factors; default balanced ones.
+        mode: ``"sum"`` or ``"mean"``; ``"mean"`` is the default, as it is in `EmbeddingBag`.
+        include_last_offset: whether the offsets given to the call end with the number of indices.
+        output_dtype: dtype of the result; default the cores'. float64 cores give float64.
+        init_variance: variance of the table's entries at initialisation; default ``1 / (3 N)``,
+            that of TorchRec's `EmbeddingBagConfig`.
+        device: device of the cores. On ``"meta"`` nothing is allocated; use :meth:`to_empty` and
+            :meth:`reset_parameters` afterwards.
+        dtype: float32, float16, bfloat16 or float64; default torch's default dtype.
+        name: name of the table, for messages.
+
+    Attributes:
+        tt_cores: parameters ``[p_k, r_(k-1), q_k, r_k]``, in the state dict ``tt_cores.0`` and on.
+        spec: the table's shape.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of range, or the shapes do not fit together.
+
+    >>> bag = FlowTTEmbeddingBag(1_000_000, 64, tt_ranks=16, mode="sum")
+    >>> bag(torch.tensor([3, 999_999, 3]), torch.tensor([0, 2])).shape
+    torch.Size([2, 64])
+    >>> bag
+    FlowTTEmbeddingBag(
+      1000000, 64, tt_ranks=(16, 16), p_shapes=(100, 100, 100), q_shapes=(4, 4, 4), mode='sum',
+      compression=555.6x (tt_cores): ParameterList(...)
+    )
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int | TTSpec,
+        embedding_dim: int | None = None,
+        *,
+        tt_ranks: int | Sequence[int] | None = None,
+        num_cores: int | None = None,
+        p_shapes: Sequence[int] | None = None,
+        q_shapes: Sequence[int] | None = None,
+        mode: str | PoolingMode = "mean",
+        include_last_offset: bool = False,
+        output_dtype: torch.dtype | None = None,
+        init_variance: float | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        name: str = "",
+    ) -> None:
+        """Builds the cores; see the class for the arguments."""
+        super().__init__()
+        if isinstance(num_embeddings, TTSpec):
+            shape = (embedding_dim, tt_ranks, num_cores, p_shapes, q_shapes)
+            if any(argument is not None for argument in shape):
+                raise ValueError(
+                    "embedding_dim, tt_ranks, num_cores, p_shapes and q_shapes must not be given "
+                    "beside a TTSpec, which holds them"
+                )
+            spec = num_embeddings
+        else:
+            if embedding_dim is None or tt_ranks is None:
+                missing = "embedding_dim" if embedding_dim is None else "tt_ranks"
+                raise TypeError(f"{missing} must be given unless the first argument is a TTSpec")
+            spec = TTSpec.suggest(
+                num_embeddings,
+                embedding_dim,
+                tt_rank=tt_ranks,
+                num_cores=num_cores,
+                p_shapes=p_shapes,
+                q_shapes=q_shapes,
+                name=name,
+            )
+        self.spec = spec
+        self.mode = PoolingMode.of(mode).name.lower()
+        self.include_last_offset = include_last_offset
+        self.output_dtype = output_dtype
+        self.init_variance = (
+            default_variance(spec.num_embeddings) if init_variance is None else init_variance
+        )
+        self.tt_cores = nn.ParameterList(
+            nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+            for shape in spec.core_shapes
+        )
+        checked_output_dtype(output_dtype, self.tt_cores[0].dtype)
+        self.reset_parameters()
+
+    @classmethod
+    def from_spec(cls, spec: TTSpec, **kwargs: Any) -> FlowTTEmbeddingBag:
+        """Builds a table of the shape `spec`; `kwargs` are the constructor's from `mode` on."""
+        return cls(spec, **kwargs)
+
+    @property
+    def num_embeddings(self) -> int:
+        """N, rows of the table."""
+        return self.spec.num_embeddings
+
+    @property
+    def embedding_dim(self) -> int:
+        """D, columns of the table."""
+        return self.spec.embedding_dim
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draws new cores whose table has the variance `init_variance`; nothing on meta.
+
+        Args:
+            generator: source of randomness on the cores' device; default torch's.
+        """
+        initialize_tt_cores_(list(self.tt_cores), self.init_variance, generator)
+
+    def forward(
+        self,
+        input: Tensor,
+        offsets: Tensor | None = None,
+        per_sample_weights: Tensor | None = None,
+    ) -> Tensor:
+        """Pools the rows `input` of each bag.
+
+        Args:
+            input: row indices, int32 or int64: ``[nnz]`` with `offsets`, or ``[B, L]`` without.
+            offsets: starts of the bags, ``[B]``, or ``[B + 1]`` with `include_last_offset`.
+            per_sample_weights: factors shaped as `input`, floating; also with the mean, which is
+                then the weighted sum divided by the bag's length.
+
+        Returns:
+            ``[B, D]``.
+
+        Raises:
+            TypeError, ValueError, IndexError: see
+                :func:`~torchrec_flowtt.functional.tt_embedding_bag`.
+        """
+        cores = list(self.tt_cores)
+        return tt_embedding_bag(
+            input,
+            cores,
+            offsets,
+            num_embeddings=self.spec.num_embeddings,
+            mode=self.mode,
+            per_sample_weights=per_sample_weights,
+            include_last_offset=self.include_last_offset,
+            output_dtype=None if cores[0].dtype == torch.float64 else self.output_dtype,
+        )
+
+    def to_dense(self) -> Tensor:
+        """The uncompressed table, ``[N, D]`` in the cores' dtype. Differentiable."""
+        return to_dense(list(self.tt_cores), self.spec.num_embeddings)
+
+    def row(self, index: int) -> Tensor:
+        """Row `index` of the table, ``[D]`` in the cores' dtype. Differentiable.
+
+        Raises:
+            TypeError: `index` is no integer.
+            IndexError: `index` is outside ``[0, N)``.
+        """
+        index = operator.index(index)
+        if not 0 <= index < self.spec.num_embeddings:
+            table = f"TT table {self.spec.name!r}" if self.spec.name else "TT table"
+            raise IndexError(
+                f"{table}: index must be in [0, {self.spec.num_embeddings}), got {index}"
+            )
+        cores = list(self.tt_cores)
+        return rows(cores, torch.tensor(index, device=cores[0].device))
+
+    def extra_repr(self) -> str:
+        """Shape, mode and compression, for ``repr``."""
+        spec = self.spec
+        parts = [
+            f"{spec.num_embeddings}, {spec.embedding_dim}, tt_ranks={spec.tt_ranks}",
+            f"p_shapes={spec.p_shapes}, q_shapes={spec.q_shapes}, mode={self.mode!r}",
+            f"compression={spec.compression_ratio:.1f}x",
+        ]
+        if self.include_last_offset:
+            parts.append("include_last_offset=True")
+        if self.output_dtype is not None:
+            parts.append(f"output_dtype={self.output_dtype}")
+        return ", ".join(parts)

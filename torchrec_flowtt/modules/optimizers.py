@@ -1,0 +1,103 @@
+"""Optimizers that can be fused into the backward pass, under FBGEMM's names."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+
+__all__ = ["OptimType", "OptimizerConfig"]
+
+
+class OptimType(str, enum.Enum):
+    """Optimizer of a TT table; values are those of FBGEMM's ``EmbOptimType``.
+
+    ``OptimType(value)`` takes a value as a string, or an enum member that has such a value, so
+    FBGEMM's own members are accepted without FBGEMM being imported here.
+
+    >>> OptimType("exact_row_wise_adagrad").num_moments
+    1
+    >>> OptimType("rmsprop")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ...
+    ValueError: optimizer must be one of 'exact_sgd', ..., got 'rmsprop'
+    """
+
+    EXACT_SGD = "exact_sgd"
+    """``w -= lr * g``."""
+    EXACT_ADAGRAD = "exact_adagrad"
+    """``m1 += g^2; w -= lr * g / (sqrt(m1) + eps)``, element by element."""
+    EXACT_ROWWISE_ADAGRAD = "exact_row_wise_adagrad"
+    """``m1 += mean(g^2); w -= lr * g / (sqrt(m1) + eps)``, one m1 for each core slice."""
+    ADAM = "adam"
+    """Adam with bias correction and decoupled weight decay, on the slices looked up."""
+    NONE = "none"
+    """Gradients of the cores are returned, for any torch optimizer."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> OptimType:
+        plain = value.value if isinstance(value, enum.Enum) else value
+        for member in cls:
+            if member.value == plain:
+                return member
+        valid = ", ".join(repr(member.value) for member in cls)
+        raise ValueError(f"optimizer must be one of {valid}, got {plain!r}")
+
+    def __str__(self) -> str:
+        """The value, as FBGEMM's enum."""
+        return str(self.value)
+
+    @property
+    def num_moments(self) -> int:
+        """How many state tensors each core has: ``momentum1``, ``momentum2``."""
+        if self is OptimType.ADAM:
+            return 2
+        return int(self in (OptimType.EXACT_ADAGRAD, OptimType.EXACT_ROWWISE_ADAGRAD))
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+    """An optimizer and its hyper-parameters, with the names and defaults of FBGEMM's TBE.
+
+    Args:
+        optimizer: the optimizer; a string or one of FBGEMM's members is converted.
+        learning_rate: step size, at least 0.
+        eps: added to the denominator of Adagrad and Adam, at least 0.
+        beta1: decay of Adam's first moment, in [0, 1).
+        beta2: decay of Adam's second moment, in [0, 1).
+        weight_decay: decoupled weight decay, at least 0. TBE applies one to Adam only (its other
+            optimizers here ignore the argument by default), so any other optimizer refuses it.
+
+    Raises:
+        TypeError: a hyper-parameter is no real number.
+        ValueError: the optimizer is unknown, or a hyper-parameter is out of range.
+
+    >>> OptimizerConfig("adam", learning_rate=0.1).optimizer
+    <OptimType.ADAM: 'adam'>
+    """
+
+    optimizer: OptimType = OptimType.EXACT_SGD
+    learning_rate: float = 0.01
+    eps: float = 1e-8
+    beta1: float = 0.9
+    beta2: float = 0.999
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Converts and validates."""
+        object.__setattr__(self, "optimizer", OptimType(self.optimizer))
+        for argument in ("learning_rate", "eps", "beta1", "beta2", "weight_decay"):
+            value = getattr(self, argument)
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                kind = type(value).__name__
+                raise TypeError(f"{argument} must be a real number, got {value!r} ({kind})")
+            upper = 1.0 if argument in ("beta1", "beta2") else math.inf
+            if not 0.0 <= value < upper:
+                limit = f"in [0, {upper:g})" if upper == 1.0 else "finite and at least 0"
+                raise ValueError(f"{argument} must be {limit}, got {value}")
+            object.__setattr__(self, argument, float(value))
+        if self.weight_decay and self.optimizer is not OptimType.ADAM:
+            raise ValueError(
+                f"weight_decay must be 0 for optimizer {self.optimizer.value!r}, which has none "
+                f"(as in FBGEMM's TBE), got {self.weight_decay}"
+            )
