@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from torchrec_flowtt.train.command import exit_with, train
+from torchrec_flowtt.train.demo import demo
 from torchrec_flowtt.version import __version__
 
 
@@ -15,6 +16,7 @@ def flowtt() -> None:
 
 
 flowtt.add_command(train)
+flowtt.add_command(demo)
 
 
 def main() -> None:

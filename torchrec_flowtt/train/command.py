@@ -7,6 +7,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
@@ -67,11 +68,13 @@ def train(
     run_job(prepared, resume=resume)
 
 
-def exit_with(command: Callable[[], object]) -> None:
+def exit_with(command: Callable[[], object]) -> NoReturn:
     """Runs a command line to its end and leaves with the exit code that its outcome has.
 
-    A :class:`JobError` becomes its one line on standard error. After anything unexpected the
-    process leaves at once and without clean-up: that could wait for ranks which wait for this one.
+    A :class:`JobError` becomes its one line on standard error. A process that may have joined a
+    process group leaves without the interpreter's clean-up: after an error it could wait for ranks
+    that wait for this one, and gloo's threads, which release Python objects, abort the process
+    when the interpreter is already shutting down.
     """
     try:
         command()
@@ -94,6 +97,4 @@ def exit_with(command: Callable[[], object]) -> None:
         code = 0
     sys.stdout.flush()
     sys.stderr.flush()
-    if code and "TORCHELASTIC_RUN_ID" in os.environ:
-        os._exit(code)
-    sys.exit(code)
+    os._exit(code)
