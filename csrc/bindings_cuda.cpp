@@ -24,12 +24,16 @@ using cuda::FeatureGroup;
 using cuda::TTFeature;
 using torch::stable::accelerator::DeviceGuard;
 
+// Launches are asynchronous, so the failure of one kernel may surface in a later one.
 void check_cuda(cudaError_t error, const char* operator_name) {
-  if (error != cudaSuccess) {
-    cudaGetLastError();  // an error that does not outlive this call must not surface in the next
-  }
-  STD_TORCH_CHECK(error == cudaSuccess, "flowtt::", operator_name,
-                  " on CUDA: ", cudaGetErrorName(error), ": ", cudaGetErrorString(error));
+  if (error == cudaSuccess) return;
+  cudaGetLastError();  // an error that does not outlive this call must not surface in the next
+  const bool kernel_failed = error == cudaErrorLaunchFailure;
+  STD_TORCH_CHECK(false, "flowtt::", operator_name, " on CUDA: ", cudaGetErrorName(error), ": ",
+                  cudaGetErrorString(error),
+                  kernel_failed ? " in a kernel launched earlier; an index or offset out of range "
+                                  "is reported on the standard output"
+                                : "");
 }
 
 // One operator call: its arguments, with the cores' device current and that device's stream.

@@ -25,7 +25,9 @@ def assert_gradients_match(call: Call, grad: Tensor) -> None:
 
 
 @pytest.mark.parametrize("name", TABLES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64], ids=str
+)
 def test_tables(name: str, dtype: torch.dtype) -> None:
     group = TABLES[name]
     call = make_call(
@@ -55,15 +57,15 @@ def test_pooling(name: str, weighted: bool, pooling_mode: int) -> None:
     assert_gradients_match(call, call.grad_output())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("grad_dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("grad_dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_gradient_dtypes(dtype: torch.dtype, grad_dtype: torch.dtype) -> None:
     call = make_call(TABLES["three cores"].tables, dtype=dtype, device="cuda")
     assert_gradients_match(call, call.grad_output(grad_dtype))
 
 
-@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
-@pytest.mark.parametrize("offset_dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("offset_dtype", [torch.int32, torch.int64], ids=str)
 def test_index_dtypes(index_dtype: torch.dtype, offset_dtype: torch.dtype) -> None:
     group = TABLES["features share tables"]
     call = make_call(

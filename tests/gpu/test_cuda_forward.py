@@ -15,7 +15,7 @@ INDEX_DTYPES = [torch.int32, torch.int64]
 
 
 @pytest.mark.parametrize("name", TABLES)
-@pytest.mark.parametrize("dtype", CORE_DTYPES)
+@pytest.mark.parametrize("dtype", CORE_DTYPES, ids=str)
 def test_tables(name: str, dtype: torch.dtype) -> None:
     group = TABLES[name]
     call = make_call(
@@ -45,8 +45,8 @@ def test_pooling(name: str, weighted: bool, pooling_mode: int) -> None:
     assert_matches(call.forward(), expect(call).output)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("output_dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("output_dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_output_dtypes(dtype: torch.dtype, output_dtype: torch.dtype) -> None:
     call = make_call(TABLES["three cores"].tables, dtype=dtype, device="cuda")
     output = call.forward(output_dtype)
@@ -54,8 +54,8 @@ def test_output_dtypes(dtype: torch.dtype, output_dtype: torch.dtype) -> None:
     assert_matches(output, expect(call).output)
 
 
-@pytest.mark.parametrize("index_dtype", INDEX_DTYPES)
-@pytest.mark.parametrize("offset_dtype", INDEX_DTYPES)
+@pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=str)
+@pytest.mark.parametrize("offset_dtype", INDEX_DTYPES, ids=str)
 def test_index_dtypes(index_dtype: torch.dtype, offset_dtype: torch.dtype) -> None:
     group = TABLES["features share tables"]
     call = make_call(

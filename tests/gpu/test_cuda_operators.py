@@ -33,7 +33,7 @@ def requiring_gradients(call: Call) -> Call:
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_opcheck_forward(weighted: bool, dtype: torch.dtype) -> None:
     call = requiring_gradients(small_call(dtype, weighted))
     opcheck(torch.ops.flowtt.tt_embedding_bag.default, (*call.arguments, torch.float32))
@@ -132,8 +132,8 @@ operators = {
     "backward": lambda: call.backward(grad),
     "weights_grad": lambda: call.weights_grad(grad),
 }
-operators[sys.argv[2]]()
 try:
+    operators[sys.argv[2]]()
     torch.cuda.synchronize()
 except Exception as error:
     print("caught", error)
