@@ -122,6 +122,11 @@ class ModelConfig(FrozenModel):
 
     @model_validator(mode="after")
     def _mlps_fit(self) -> ModelConfig:
+        if self.embedding_dim % 4:
+            raise ValueError(
+                f"embedding_dim must be a multiple of 4 for FBGEMM's tables, not"
+                f" {self.embedding_dim}"
+            )
         if self.dense_layers[-1] != self.embedding_dim:
             raise ValueError(
                 f"dense_layers must end in embedding_dim = {self.embedding_dim},"
