@@ -70,7 +70,7 @@ def lookups(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @given(lookups(), st.sampled_from(list(TOLERANCE)))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_output_and_gradients(lookup: dict[str, Any], dtype: torch.dtype) -> None:
     indices, offsets, mode = lookup["indices"], lookup["offsets"], lookup["mode"]
     cores = make_cores(dtype)
