@@ -102,6 +102,18 @@ def test_rows_keeps_the_shape_of_indices_and_64_bits() -> None:
     assert rows(cores, indices[:0]).shape == (0, 8)
 
 
+def test_autocast_and_meta() -> None:
+    cores = make_cores(*SHAPES[1], torch.float32)
+    indices = torch.tensor([3, 23])
+    expected = to_dense(cores), rows(cores, indices)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(to_dense(cores), expected[0])
+        assert torch.equal(rows(cores, indices), expected[1])
+    meta = [core.to("meta") for core in cores]
+    assert to_dense(meta, 20).shape == (20, 12)
+    assert rows(meta, indices.to("meta")).shape == (2, 12)
+
+
 def test_gradcheck_and_gradgradcheck() -> None:
     cores = [
         core.requires_grad_() for core in make_cores((2, 3, 2), (2, 1, 2), (2, 2), torch.float64)

@@ -1,11 +1,12 @@
 """Rows of a TT table, and the whole of it, in plain torch.
 
-Differentiable any number of times and independent of the compiled operators; for inspection, export
-and tests, not for training.
+Differentiable any number of times, untouched by autocast, and independent of the compiled
+operators; for inspection, export and tests, not for training.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 
@@ -52,7 +53,8 @@ def to_dense(cores: Sequence[Tensor], num_embeddings: int | None = None) -> Tens
     dtype = accumulation_dtype(cores[0].dtype)
     table = cores[0].new_ones((1, 1, 1), dtype=dtype)
     for k, core in enumerate(cores):
-        table = torch.einsum("ijr,prqs->ipjqs", table, core.to(dtype))
+        with _without_autocast(core.device):
+            table = torch.einsum("ijr,prqs->ipjqs", table, core.to(dtype))
         table = table.reshape(
             table.shape[0] * table.shape[1], table.shape[2] * table.shape[3], table.shape[4]
         )
@@ -94,5 +96,13 @@ def rows(cores: Sequence[Tensor], indices: Tensor) -> Tensor:
         flat = flat - digits * stride
         slices = core.index_select(0, digits).to(dtype).flatten(2)
         columns = product.shape[1] * core.shape[2]
-        product = (product @ slices).reshape(flat.numel(), columns, core.shape[3])
+        with _without_autocast(core.device):
+            product = (product @ slices).reshape(flat.numel(), columns, core.shape[3])
     return product.reshape(*indices.shape, product.shape[1]).to(cores[0].dtype)
+
+
+def _without_autocast(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Keeps autocast from lowering the precision of a product; meta knows no autocast."""
+    if device.type == "meta":
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, enabled=False)

@@ -55,11 +55,10 @@ class FlowTTEmbeddingBag(nn.Module):
     >>> bag = FlowTTEmbeddingBag(1_000_000, 64, tt_ranks=16, mode="sum")
     >>> bag(torch.tensor([3, 999_999, 3]), torch.tensor([0, 2])).shape
     torch.Size([2, 64])
-    >>> bag
-    FlowTTEmbeddingBag(
-      1000000, 64, tt_ranks=(16, 16), p_shapes=(100, 100, 100), q_shapes=(4, 4, 4), mode='sum',
-      compression=555.6x (tt_cores): ParameterList(...)
-    )
+    >>> bag.row(3).shape
+    torch.Size([64])
+    >>> print(bag.extra_repr())
+    1000000, 64, tt_ranks=(16, 16), p_shapes=(100, 100, 100), ..., compression=555.6x
     """
 
     def __init__(
