@@ -264,6 +264,7 @@ INDICES, OFFSETS = torch.tensor([1, 2, 3]), torch.tensor([0, 2])
             TypeError,
             "per_sample_weights must have a floating-point dtype, got torch.int64",
         ),
+        ({"per_sample_weights": [1.0] * 3}, TypeError, "per_sample_weights must be a Tensor, got"),
         ({"output_dtype": torch.float32}, TypeError, "output_dtype must be one of torch.float64"),
         (
             {"offsets": OFFSETS[:0], "include_last_offset": True},

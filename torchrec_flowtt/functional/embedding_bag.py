@@ -78,11 +78,8 @@ def tt_embedding_bag(
             f"num_embeddings must be 1 to {padded}, the product of the cores' first dimensions, "
             f"got {num_embeddings}"
         )
-    if per_sample_weights is not None and per_sample_weights.shape != indices.shape:
-        raise ValueError(
-            f"per_sample_weights must have the shape of indices, {tuple(indices.shape)}, "
-            f"got {tuple(per_sample_weights.shape)}"
-        )
+    if per_sample_weights is not None:
+        _check_weights(per_sample_weights, indices)
     if indices.dim() == 2:
         if offsets is not None:
             raise ValueError(
@@ -228,16 +225,7 @@ def batched_lookup(
             f"got shape {tuple(offsets.shape)}"
         )
     if per_sample_weights is not None:
-        if not per_sample_weights.is_floating_point():
-            raise TypeError(
-                f"per_sample_weights must have a floating-point dtype, "
-                f"got {per_sample_weights.dtype}"
-            )
-        if per_sample_weights.shape != indices.shape:
-            raise ValueError(
-                f"per_sample_weights must have the shape of indices, {tuple(indices.shape)}, "
-                f"got {tuple(per_sample_weights.shape)}"
-            )
+        _check_weights(per_sample_weights, indices)
         per_sample_weights = per_sample_weights.to(accumulation_dtype(cores[0].dtype)).contiguous()
     _check_device(cores[0].device, indices, "indices")
     _check_device(cores[0].device, offsets, "offsets")
@@ -311,6 +299,22 @@ def _check_integers(tensor: Tensor, argument: str) -> None:
         raise TypeError(f"{argument} must be a Tensor, got {type(tensor).__name__}")
     if tensor.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"{argument} must be int32 or int64, got {tensor.dtype}")
+
+
+def _check_weights(per_sample_weights: Tensor, indices: Tensor) -> None:
+    if not isinstance(per_sample_weights, Tensor):
+        raise TypeError(
+            f"per_sample_weights must be a Tensor, got {type(per_sample_weights).__name__}"
+        )
+    if not per_sample_weights.is_floating_point():
+        raise TypeError(
+            f"per_sample_weights must have a floating-point dtype, got {per_sample_weights.dtype}"
+        )
+    if per_sample_weights.shape != indices.shape:
+        raise ValueError(
+            f"per_sample_weights must have the shape of indices, {tuple(indices.shape)}, "
+            f"got {tuple(per_sample_weights.shape)}"
+        )
 
 
 def _check_device(device: torch.device, tensor: Tensor | None, argument: str) -> None:
