@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
@@ -21,6 +22,7 @@ from torchrec_flowtt.train.checkpoint_files import (
 from torchrec_flowtt.train.model import ShardedModel
 from torchrec_flowtt.train.processes import Processes
 
+_ADVICE = "resume with the configuration and the number of processes it was made with"
 MODEL, OPTIMIZER, RANDOM = "model", "optimizer", "random"
 
 
@@ -68,8 +70,12 @@ class CheckpointStore:
                 " previous one is still in force"
             ) from None
 
-    def load(self, sharded: ShardedModel) -> None:
+    def load(self, sharded: ShardedModel, global_step: int) -> None:
         """Loads the latest checkpoint into the model, the optimizer and the random generators.
+
+        Args:
+            sharded: the model, freshly built.
+            global_step: optimizer steps that the checkpoint has behind it.
 
         Raises:
             CheckpointError: it is of another model, or cannot be read.
@@ -86,7 +92,8 @@ class CheckpointStore:
             raise CheckpointError(
                 f"checkpoint {checkpoint} is damaged: {type(error).__name__}: {error}"
             ) from None
-        _check_shapes(checkpoint, state, metadata)
+        self._processes.together(lambda: _check_shapes(checkpoint, state, metadata))
+        self._check_nothing_is_left(checkpoint, state, metadata)
         rank = self._processes.rank
         random = {f"{RANDOM}/cpu/{rank}": torch.get_rng_state()}
         if self._processes.device.type == "cuda":
@@ -105,6 +112,20 @@ class CheckpointStore:
             torch.set_rng_state(state[f"{RANDOM}/cpu/{rank}"])
         if f"{RANDOM}/cuda/{rank}" in random:
             torch.cuda.set_rng_state(state[f"{RANDOM}/cuda/{rank}"])
+        # FBGEMM's own step counter, on which Adam's bias correction depends, is in no state dict.
+        sharded.optimizer.set_optimizer_step(global_step)
+
+    def _check_nothing_is_left(
+        self, checkpoint: Path, state: dict[str, Any], metadata: Metadata
+    ) -> None:
+        """A rank has optimizer state for its own tables only, so all their keys are compared."""
+        keys: list[set[str]] = [set()] * self._processes.world_size
+        dist.all_gather_object(keys, set(state), group=self._processes.control)
+        for key in metadata.state_dict_metadata:
+            if not key.startswith(f"{RANDOM}/") and not any(key in mine for mine in keys):
+                raise CheckpointError(
+                    f"checkpoint {checkpoint} holds {key}, which this model lacks; {_ADVICE}"
+                )
 
 
 def _reason(error: CheckpointException) -> str:
@@ -153,8 +174,7 @@ def _check_shapes(checkpoint: Path, state: dict[str, Any], metadata: Metadata) -
     for key, value in state.items():
         if key not in stored:
             raise CheckpointError(
-                f"checkpoint {checkpoint} lacks {key}; resume with the configuration and the"
-                " number of processes it was made with"
+                f"checkpoint {checkpoint} lacks {key}; {_ADVICE}"
             )
         entry = stored[key]
         if isinstance(entry, TensorStorageMetadata) and hasattr(value, "size"):
@@ -163,10 +183,3 @@ def _check_shapes(checkpoint: Path, state: dict[str, Any], metadata: Metadata) -
                     f"checkpoint {checkpoint}: {key} has shape {list(entry.size)}, the model"
                     f" needs {list(value.size())}"
                 )
-    for key in stored:
-        if key not in state and not key.startswith(f"{RANDOM}/"):
-            # Sharded state is in the dictionary of every rank, so this is another model's.
-            raise CheckpointError(
-                f"checkpoint {checkpoint} holds {key}, which this model lacks; resume with the"
-                " configuration and the number of processes it was made with"
-            )

@@ -49,7 +49,7 @@ def run_job(prepared: Prepared, *, resume: bool) -> None:
             config.checkpoint_folder, config.checkpoint.keep, processes
         )
         if resume:
-            checkpoints.load(sharded)
+            checkpoints.load(sharded, prepared.progress.global_step)
         _train(prepared, sharded, processes, store, checkpoints, stop)
         processes.barrier()
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torchrec_flowtt.config import ConfigError, JobConfig
@@ -55,6 +56,7 @@ def prepare(config: JobConfig, world_size: int, *, resume: bool, first: bool = T
     dataset = build_dataset(read_interactions(folder, config.data.name), config.data)
     tables = resolve_tables(config, dataset.table_rows)
     _check_processes(config, world_size, len(tables), len(dataset.splits["train"]))
+    _check_device(config, world_size, tables)
     if first:
         check_run_folder(config, resume=resume)
     settings = deciding_settings(config, len(dataset.labels))
@@ -85,5 +87,16 @@ def _check_processes(
         raise ConfigError(
             f"train.batch_size {batch_size} is more than the {training_examples} training examples"
         )
+
+
+def _check_device(config: JobConfig, world_size: int, tables: Sequence[Table]) -> None:
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size)))
-    choose_device(config.device, 0, local_world_size)
+    device = choose_device(config.device, 0, local_world_size)
+    if device.type == "cpu" and config.optimizer.sparse.name == "adam":
+        for table in tables:
+            if table.kernel == "fbgemm" and table.rule.sharding != "data_parallel":
+                raise ConfigError(
+                    f"optimizer.sparse.name: FBGEMM has no Adam on the CPU, which table"
+                    f" {table.name!r} would need; take another optimizer, or kernel flowtt or"
+                    " sharding data_parallel for every table"
+                )

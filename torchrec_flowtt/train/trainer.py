@@ -147,8 +147,8 @@ class Trainer:
     def _gather_losses(self) -> None:
         """Moves the sums of all ranks into ``progress``; rank 0 goes on with them, others from 0.
 
-        Called by all ranks at the same steps of every run, so that sums are the same to the bit
-        whether a run was interrupted or not.
+        A checkpoint calls it out of turn, which can change the last bit of a float64 sum that is
+        only reported; the model never sees it.
         """
         dist.all_reduce(self._loss_sums, group=self._processes.group)
         self.progress.window_loss, self.progress.epoch_loss = self._loss_sums.tolist()

@@ -1,0 +1,47 @@
+"""The training job with a fault in one of its ranks, described by three variables.
+
+FAULT_KIND: ``interrupt`` (the rank gets SIGINT), ``raise`` (an exception), ``disk`` (the rank cannot
+write its part of a checkpoint any more). FAULT_STEP: after which step of this process. FAULT_RANK.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+
+import torch.distributed.checkpoint as dcp
+
+from torchrec_flowtt.train import reports
+from torchrec_flowtt.train.command import exit_with, train
+
+steps_done = 0
+advance = reports.ProgressDisplay.advance
+write_data = dcp.FileSystemWriter.write_data
+
+
+def install(kind: str, step: int) -> None:
+    """Makes this process fail after ``step`` of its steps."""
+
+    def advance_or_fail(self, examples):
+        global steps_done
+        steps_done += 1
+        advance(self, examples)
+        if steps_done == step and kind == "interrupt":
+            os.kill(os.getpid(), signal.SIGINT)
+        if steps_done == step and kind == "raise":
+            raise ZeroDivisionError("injected")
+
+    def write_or_fail(self, plan, planner):
+        if steps_done >= step and kind == "disk":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write_data(self, plan, planner)
+
+    reports.ProgressDisplay.advance = advance_or_fail
+    dcp.FileSystemWriter.write_data = write_or_fail
+
+
+if __name__ == "__main__":
+    if os.environ["FAULT_RANK"] == os.environ["RANK"]:
+        install(os.environ["FAULT_KIND"], int(os.environ["FAULT_STEP"]))
+    exit_with(lambda: train.main(standalone_mode=False))
