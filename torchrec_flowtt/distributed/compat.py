@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed import embeddingbag
 from torchrec.distributed.embedding_lookup import GroupedPooledEmbeddingsLookup
@@ -118,6 +119,11 @@ def sharding_env(sharded: nn.Module) -> Any:
     return _private(sharded, "_env")
 
 
+def fused_optimizers(sharded: nn.Module) -> list[Any]:
+    """Key and optimizer of every kernel of a sharded EBC that steps in backward."""
+    return list(_private(sharded, "_optim").optimizers)
+
+
 def compute_device(sharded: nn.Module) -> torch.device | None:
     """The device of a sharded EBC's lookups."""
     return cast("torch.device | None", _private(sharded, "_device"))
@@ -185,6 +191,15 @@ def sharded_tensor(
     )
 
 
+def clear_local_chunks(tensor: DTensor) -> None:
+    """Make a DTensor without a shard on this rank say so, whatever its number of dimensions.
+
+    TorchRec's wrapper of no shards lists one chunk of size 0 x 0, on which
+    torch.distributed.checkpoint fails for a tensor that is not two-dimensional.
+    """
+    _private(_private(tensor, "_local_tensor"), "_storage_meta").chunks.clear()
+
+
 def copy_skip_grad_sync(source: nn.Module, target: nn.Module) -> None:
     """Carry TorchRec 1.9's mark that data-parallel tables are not to be wrapped in DDP."""
     attribute = "_torchrec_data_parallel_skip_grad_sync"
@@ -226,29 +241,28 @@ def enumerator_estimators(enumerator: EmbeddingEnumerator) -> list[Any]:
     return cast("list[Any]", _private(enumerator, "_estimators"))
 
 
-def refuse_foreign_planner(has_tt_tables: Callable[[nn.Module], bool], message: str) -> None:
-    """Raise if the caller is about to plan TT tables with a planner that does not know them.
+def model_planned_by_torchrec() -> nn.Module | None:
+    """The model that the caller is about to plan without knowing TT tables, if so.
 
     DistributedModelParallel without ``plan=`` runs TorchRec's planner on rank 0 while the other
-    ranks wait for its answer, and an error there reaches rank 0 alone. The one thing every rank
-    does first is to ask each sharder for its module type, so this is called from there and looks
-    at who asked.
+    ranks wait for its answer, so an error there reaches rank 0 alone. The one thing every rank
+    does first is to ask each sharder for its module type. There is no argument from which a
+    sharder could tell who asks; hence this looks at the callers.
 
-    Raises:
-        RuntimeError: with `message`, on every rank when DistributedModelParallel was given no
-            plan, and on the planning rank when TorchRec's planner is called directly.
+    Returns:
+        The model, on every rank when DistributedModelParallel was given no plan, and on the
+        planning rank when TorchRec's planner was called directly. ``None`` in all other cases.
     """
     frame = sys._getframe(1)
     for _ in range(12):
         caller = frame.f_back
         if caller is None:
-            return
+            return None
         frame = caller
         owner = frame.f_locals.get("self")
-        module = frame.f_locals.get("module")
         if isinstance(owner, EmbeddingPlannerBase):
             if getattr(owner, "plans_tt_tables", False):
-                return
+                return None
         elif not (
             isinstance(owner, DistributedModelParallel)
             and frame.f_code.co_name == "__init__"
@@ -256,6 +270,7 @@ def refuse_foreign_planner(has_tt_tables: Callable[[nn.Module], bool], message: 
             and frame.f_locals["plan"] is None
         ):
             continue
-        if isinstance(module, nn.Module) and has_tt_tables(module):
-            raise RuntimeError(message)
-        return
+        module = frame.f_locals.get("module")
+        if isinstance(module, nn.Module):
+            return module
+    return None

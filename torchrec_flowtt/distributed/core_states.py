@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torchrec.distributed.shards_wrapper import LocalShardsWrapper
 from torchrec.distributed.types import Shard, ShardedTensor, ShardedTensorMetadata, ShardMetadata
 
-from torchrec_flowtt.distributed.compat import sharded_tensor
+from torchrec_flowtt.distributed.compat import clear_local_chunks, sharded_tensor
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class CorePlacement:
             local: the shard, or ``None`` on the other ranks. It is not copied.
         """
         if self.device_mesh is not None:
-            return DTensor.from_local(
+            tensor = DTensor.from_local(
                 local_tensor=LocalShardsWrapper(
                     local_shards=[] if local is None else [local],
                     local_offsets=[] if local is None else [(0,) * len(size)],
@@ -56,6 +56,9 @@ class CorePlacement:
                 stride=_contiguous_stride(size),
                 run_check=False,
             )
+            if local is None:
+                clear_local_chunks(tensor)
+            return tensor
         shard = ShardMetadata(
             shard_offsets=[0] * len(size), shard_sizes=list(size), placement=self.placement
         )

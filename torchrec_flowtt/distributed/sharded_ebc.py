@@ -18,7 +18,12 @@ from torchrec_flowtt.distributed import compat
 from torchrec_flowtt.distributed.core_states import CorePlacement, local_core
 from torchrec_flowtt.distributed.ebc import FlowTTEmbeddingBagCollection
 from torchrec_flowtt.distributed.embedding_configs import FlowTTEmbeddingBagConfig
-from torchrec_flowtt.distributed.fused_optimizer import mark_in_backward
+from torchrec_flowtt.distributed.fused_optimizer import (
+    RemoteTable,
+    RemoteTablesOptimizer,
+    StatefulCombinedOptimizer,
+    mark_in_backward,
+)
 from torchrec_flowtt.distributed.fused_params import FusedOptimizerParams
 from torchrec_flowtt.distributed.kernels import FlowTTEmbeddingBagKernel
 from torchrec_flowtt.distributed.sharding import (
@@ -28,6 +33,7 @@ from torchrec_flowtt.distributed.sharding import (
     tt_specs_of,
 )
 from torchrec_flowtt.distributed.sharding_view import ShardingView
+from torchrec_flowtt.distributed.table_parameters import tt_spec_of
 
 _ROW_WISE = (ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value)
 
@@ -58,6 +64,31 @@ class ShardedFlowTTEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         """Builds it; see the class for the arguments."""
         super().__init__(module, table_name_to_parameter_sharding, env, **kwargs)
         self._exempt_from_late_mean_pooling(table_name_to_parameter_sharding)
+        optimizers = compat.fused_optimizers(self)
+        remote = self._remote_tables()
+        if remote:
+            optimizers.append(("", RemoteTablesOptimizer(remote, "embedding_bags.")))
+        self._stateful_optimizer = StatefulCombinedOptimizer(optimizers)
+
+    def _remote_tables(self) -> dict[str, RemoteTable]:
+        env = compat.sharding_env(self)
+        if env.process_group is None:
+            return {}
+        here = {table for kernel in self._tt_kernels() for table in kernel.tables}
+        infos = self.sharding_type_to_sharding_infos.get(ShardingType.TABLE_WISE.value, [])
+        remote = {}
+        for info in infos:
+            name, spec = info.embedding_config.name, tt_spec_of(info.param)
+            if spec is not None and name not in here:
+                params = FusedOptimizerParams.from_fused_params(info.fused_params, name)
+                placement = core_placement(info.param_sharding, env)
+                remote[name] = RemoteTable(spec, info.param.dtype, params.config, placement)
+        return remote
+
+    @property
+    def fused_optimizer(self) -> StatefulCombinedOptimizer:
+        """The optimizers that step inside the backward pass, TT and FBGEMM."""
+        return self._stateful_optimizer
 
     def _exempt_from_late_mean_pooling(self, plan: Mapping[str, ParameterSharding]) -> None:
         # Only row-wise tables are pooled by mean after the all-to-all; see the function called.

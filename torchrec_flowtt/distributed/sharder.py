@@ -99,9 +99,13 @@ class FlowTTEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
         }
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """TorchRec's kernels, and that of TT tables where they can be sharded so."""
+        """TorchRec's kernels, and that of TT tables where they can be sharded so.
+
+        TorchRec's own planner fails on a kernel it cannot estimate, even for a collection
+        without TT tables, so it is not offered that of TT tables.
+        """
         kernels: list[str] = super().compute_kernels(sharding_type, compute_device_type)
-        if sharding_type in TT_SHARDING_TYPES:
+        if sharding_type in TT_SHARDING_TYPES and compat.model_planned_by_torchrec() is None:
             return [*kernels, TT_COMPUTE_KERNEL]
         return kernels
 
@@ -112,7 +116,9 @@ class FlowTTEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
         Raises:
             RuntimeError: if the one who asks is about to plan TT tables with TorchRec's planner.
         """
-        compat.refuse_foreign_planner(has_tt_tables, _NO_PLANNER)
+        model = compat.model_planned_by_torchrec()
+        if model is not None and has_tt_tables(model):
+            raise RuntimeError(_NO_PLANNER)
         return FlowTTEmbeddingBagCollection
 
     @property

@@ -1,0 +1,165 @@
+"""Checks of sharded training against a float64 reference; run by test_sharded_training.py."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from sharded_models import (
+    Reference,
+    Table,
+    batch,
+    dense_parameters,
+    shard,
+    target,
+    tt_and_fbgemm_tables,
+)
+from torch import Tensor
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torchrun_launcher import run_on_rank
+
+STEPS = 5
+ADAGRAD = {"optimizer": EmbOptimType.EXACT_ADAGRAD, "learning_rate": 0.05, "eps": 1e-6}
+
+
+def whole(value: Tensor) -> Tensor | None:
+    """The whole tensor on rank 0, whatever a state dict holds; None elsewhere if sharded."""
+    if not isinstance(value, ShardedTensor):
+        return value.detach()
+    out = torch.empty(value.size(), dtype=value.dtype) if dist.get_rank() == 0 else None
+    value.gather(0, out)
+    return out
+
+
+def in_order(model, features, reference: Reference) -> Tensor:
+    """The model's output, its parts in the reference's order."""
+    pooled = model.module.sparse(features)
+    parts = dict(zip(pooled.keys(), pooled.values().split(pooled.length_per_key(), 1), strict=True))
+    return torch.cat([parts[name] for name in reference.names()], dim=1)
+
+
+def compare_state(model, reference: Reference, tolerance: float) -> None:
+    for key, value in model.state_dict().items():
+        found = whole(value)
+        if found is not None and key in reference.parameters:
+            torch.testing.assert_close(
+                found.double(),
+                reference.parameters[key].detach(),
+                rtol=tolerance,
+                atol=tolerance,
+                msg=lambda text, key=key: f"{key}: {text}",
+            )
+
+
+def compare_training(
+    tables: list[Table], *, weighted: bool = False, sizes=(6, 6), steps: int = STEPS
+) -> None:
+    """Outputs, and weights after some Adagrad steps, equal the reference's."""
+    reference = Reference(tables)
+    model = shard(tables, ADAGRAD, weighted=weighted)
+    expected_keys = set(reference.parameters)
+    assert set(model.state_dict()) == expected_keys, set(model.state_dict()) ^ expected_keys
+    result = model.load_state_dict(reference.state_dict())
+    assert not result.unexpected_keys, result
+    assert not result.missing_keys, result
+    compare_state(model, reference, 1e-7)
+
+    parameters = dense_parameters(model)
+    dense = torch.optim.Adagrad(parameters, lr=0.05, eps=1e-6) if parameters else None
+    trainer = torch.optim.Adagrad(reference.parameters.values(), lr=0.05, eps=1e-6)
+    rank = dist.get_rank()
+    for step in range(steps):
+        batches = [
+            batch(tables, r, step, size=size, weighted=weighted) for r, size in enumerate(sizes)
+        ]
+        trainer.zero_grad()
+        outputs = [reference.output(b) for b in batches]
+        (sum(target(output, step) for output in outputs) / len(outputs)).backward()
+
+        output = in_order(model, batches[rank], reference)
+        torch.testing.assert_close(
+            output.double(),
+            outputs[rank].detach(),
+            rtol=1e-5,
+            atol=1e-5,
+            msg=lambda text, step=step: f"output of step {step}: {text}",
+        )
+        if dense is not None:
+            dense.zero_grad()
+        target(output, step).backward()
+        if step == 0:
+            compare_dense_gradients(model, reference)
+        if dense is not None:
+            dense.step()
+        trainer.step()
+    compare_state(model, reference, 2e-5)
+
+
+def compare_dense_gradients(model, reference: Reference) -> None:
+    named = dict(model.named_parameters())
+    for key in reference.parameters:
+        if ".tt_cores." not in key or named[key].grad is None:
+            continue
+        torch.testing.assert_close(
+            named[key].grad.double(),
+            reference.parameters[key].grad,
+            rtol=1e-4,
+            atol=1e-5,
+            msg=lambda text, key=key: f"gradient of {key}: {text}",
+        )
+
+
+def tt_beside_fbgemm() -> None:
+    compare_training(tt_and_fbgemm_tables())
+
+
+def tt_beside_fbgemm_mean() -> None:
+    compare_training(tt_and_fbgemm_tables(mean=True))
+
+
+def weighted() -> None:
+    tables = [
+        Table("tt_a", "tw0", ["a", "b"]),
+        Table("tt_b", "tw1", ["c"], mean=True),
+        Table("tt_c", "dp", ["d"]),
+        Table("fb_tw", "tw1", ["e"], tt=False),
+    ]
+    compare_training(tables, weighted=True)
+
+
+def only_tt() -> None:
+    compare_training([Table("tt_a", "tw1", ["a"]), Table("tt_b", "dp", ["b"])])
+
+
+def ranks_differ_in_batch_size() -> None:
+    tables = [Table("tt_a", "tw0", ["a"]), Table("tt_b", "dp", ["b"]), Table("tt_c", "tw1", ["c"])]
+    compare_training(tables, sizes=(7, 3))
+
+
+def rank_without_examples() -> None:
+    tables = [Table("tt_a", "tw0", ["a"]), Table("tt_b", "dp", ["b"]), Table("tt_c", "tw1", ["c"])]
+    compare_training(tables, sizes=(5, 0))
+
+
+def row_wise_mean_beside_tt_sum() -> None:
+    # Alone, TorchRec would divide the TT tables' sums by the bag lengths too.
+    tables = [
+        Table("tt_a", "tw0", ["a"]),
+        Table("tt_b", "tw1", ["b"], mean=True),
+        Table("fb_rw", "rw", ["c"], tt=False, mean=True),
+    ]
+    compare_training(tables)
+
+
+if __name__ == "__main__":
+    run_on_rank(
+        {
+            "tt_beside_fbgemm": tt_beside_fbgemm,
+            "tt_beside_fbgemm_mean": tt_beside_fbgemm_mean,
+            "weighted": weighted,
+            "only_tt": only_tt,
+            "ranks_differ_in_batch_size": ranks_differ_in_batch_size,
+            "rank_without_examples": rank_without_examples,
+            "row_wise_mean_beside_tt_sum": row_wise_mean_beside_tt_sum,
+        }
+    )

@@ -1,0 +1,26 @@
+"""Sharded training on two ranks equals a float64 reference."""
+
+from __future__ import annotations
+
+import pytest
+from torchrun_launcher import Outcomes, run_script
+
+CHECKS = [
+    "tt_beside_fbgemm",
+    "tt_beside_fbgemm_mean",
+    "weighted",
+    "only_tt",
+    "ranks_differ_in_batch_size",
+    "rank_without_examples",
+    "row_wise_mean_beside_tt_sum",
+]
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> Outcomes:
+    return run_script("ranks_training.py")
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_sharded_training(outcomes: Outcomes, check: str) -> None:
+    outcomes.require(check)
