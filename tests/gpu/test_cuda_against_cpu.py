@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.gpu.calls import Call, Table, make_call
-from tests.gpu.tolerance import assert_matches
-from tests.gpu.training import OPTIMIZERS, Training
+from tests.gpu.expected import assert_matches
+from tests.gpu.training import OPTIMIZERS, STEP_SLACK, Training
 
 
 @st.composite
@@ -59,8 +59,7 @@ def test_forward_and_gradients(cpu: Call) -> None:
     grad = cpu.grad_output()
     for actual, expected in zip(cuda.backward(grad.cuda()), cpu.backward(grad), strict=True):
         # Both are rounded to the cores' dtype, so they may differ by a unit in the last place.
-        tolerance = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2}.get(actual.dtype)
-        assert_matches(actual, expected, tolerance)
+        assert_matches(actual, expected, slack=2)
     assert_matches(cuda.weights_grad(grad.cuda()), cpu.weights_grad(grad))
 
 
@@ -70,10 +69,11 @@ def test_update(cpu: Call, optimizer: str) -> None:
     cuda = cpu.to("cuda")
     trainings = [Training(cpu, optimizer), Training(cuda, optimizer)]
     for training in trainings:
-        for seed in range(2):
+        # After a step in half precision the cores may differ in the last place, and so may all
+        # that follows from them.
+        for seed in range(1 if cpu.cores[0].dtype.itemsize == 2 else 2):
             training.iter.add_(1)
             training.update(training.call.grad_output(seed=seed))
-    tolerance = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3.2e-2}
     for cpu_states, cuda_states in zip(*(t.states() for t in trainings), strict=True):
         for expected, actual in zip(cpu_states, cuda_states, strict=True):
-            assert_matches(actual, expected, tolerance.get(cpu.cores[0].dtype, 1e-9))
+            assert_matches(actual, expected, 2 * STEP_SLACK[actual.dtype])

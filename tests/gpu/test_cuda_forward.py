@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from tests.gpu.calls import MEAN, SUM, Table, make_call
-from tests.gpu.expected import expect
+from tests.gpu.expected import assert_matches, expect
 from tests.gpu.shapes import SMALL, TABLES
-from tests.gpu.tolerance import assert_matches
 
 CORE_DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 INDEX_DTYPES = [torch.int32, torch.int64]
