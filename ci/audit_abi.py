@@ -128,7 +128,9 @@ def check_stable_abi(library: Path) -> str:
     torch_report = module["torch"]
     unstable = torch_report["unstable_symbols"] + torch_report["unknown_shim_symbols"]
     if unstable or not torch_report["stable"]:
-        raise AuditError(f"expected only symbols of torch's stable ABI, got {unstable or 'none of it'}")
+        raise AuditError(
+            f"expected only symbols of torch's stable ABI, got {unstable or 'none of it'}"
+        )
     oldest = torch_report["min_torch_version"]
     if tuple(int(part) for part in oldest.split(".")[:2]) > OLDEST_TORCH:
         newest = ", ".join(torch_report["version_defining_symbols"])
