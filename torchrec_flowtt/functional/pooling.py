@@ -30,8 +30,15 @@ class PoolingMode(enum.IntEnum):
         Raises:
             ValueError: `value` stands for none.
         """
-        for member in cls:
-            if value is member or value in (member.value, member.name.lower()):
-                return member
-        valid = ", ".join(repr(member.name.lower()) for member in cls)
-        raise ValueError(f"pooling mode must be one of {valid}, got {value!r}")
+        mode = _MODES.get(value) if isinstance(value, (int, str)) else None
+        if mode is None:
+            valid = ", ".join(repr(name) for name in _MODES if isinstance(name, str))
+            raise ValueError(f"pooling mode must be one of {valid}, got {value!r}")
+        return mode
+
+
+# A dictionary, because torch.compile of torch 2.11 cannot trace a loop over an enum.
+_MODES: dict[int | str, PoolingMode] = {
+    **{mode.name.lower(): mode for mode in PoolingMode},
+    **{mode.value: mode for mode in PoolingMode},
+}
