@@ -78,9 +78,7 @@ def test_no_feature_depends_on_its_own_or_a_later_label(folder, interactions):
     second = interactions.timestamp[cut]
     later = interactions.timestamp >= second
     changed = np.where(later, 6 - interactions.rating, interactions.rating)
-    other = build_dataset(
-        type(interactions)(**{**vars(interactions), "rating": changed}), CONFIG
-    )
+    other = build_dataset(type(interactions)(**{**vars(interactions), "rating": changed}), CONFIG)
     for mine, theirs in zip(plain.sparse, other.sparse, strict=True):
         np.testing.assert_array_equal(mine.values, theirs.values)
     # Standardisation uses the training split's mean, so compare what it cannot hide: the ranks.
@@ -116,9 +114,10 @@ def test_hash_is_fixed_and_even():
 
 
 def test_equal_seconds_stay_on_one_side_of_a_cut():
-    splits = split_by_time(np.array([0.0] * 5 + [1.0] * 7 + [2.0] * 4 + [3.0] * 4), DataConfig(
-        validation_fraction=0.2, test_fraction=0.2
-    ))
+    splits = split_by_time(
+        np.array([0.0] * 5 + [1.0] * 7 + [2.0] * 4 + [3.0] * 4),
+        DataConfig(validation_fraction=0.2, test_fraction=0.2),
+    )
     assert splits == {"train": range(0, 12), "validation": range(12, 16), "test": range(16, 20)}
 
 

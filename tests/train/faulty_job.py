@@ -1,7 +1,8 @@
 """The training job with a fault in one of its ranks, described by three variables.
 
-FAULT_KIND: ``interrupt`` (the rank gets SIGINT), ``raise`` (an exception), ``disk`` (the rank cannot
-write its part of a checkpoint any more). FAULT_STEP: after which step of this process. FAULT_RANK.
+FAULT_KIND: ``interrupt`` (the rank gets SIGINT), ``raise`` (an exception), ``disk`` (the rank
+can no longer write its part of a checkpoint). FAULT_STEP: after which step of this process.
+FAULT_RANK: which rank.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ import errno
 import os
 import signal
 
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from torchrec_flowtt.train import reports
 from torchrec_flowtt.train.command import exit_with, train
 
 steps_done = 0
 advance = reports.ProgressDisplay.advance
-write_data = dcp.FileSystemWriter.write_data
+write_data = FileSystemWriter.write_data
 
 
 def install(kind: str, step: int) -> None:
@@ -38,7 +39,7 @@ def install(kind: str, step: int) -> None:
         return write_data(self, plan, planner)
 
     reports.ProgressDisplay.advance = advance_or_fail
-    dcp.FileSystemWriter.write_data = write_or_fail
+    FileSystemWriter.write_data = write_or_fail
 
 
 if __name__ == "__main__":

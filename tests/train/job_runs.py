@@ -51,7 +51,7 @@ def flowtt(*arguments: str) -> list[str]:
 
 
 def torchrun(*arguments: str, ranks: int = 2, script: Path | None = None) -> list[str]:
-    """torchrun's command line for the job, or for a script that wraps it."""
+    """The command line of torchrun for the job, or for a script that wraps it."""
     target = ["-m", "torchrec_flowtt.train"] if script is None else [str(script)]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     return [*launcher, f"--nproc-per-node={ranks}", *target, *arguments]

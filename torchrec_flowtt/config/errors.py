@@ -1,7 +1,7 @@
 """The errors a user of the training job can cause, each with its exit code.
 
-Every message is one line that says what is wrong, where, and what to do about it. The command line
-prints that line alone; anything that is not a :class:`JobError` is a defect and keeps its traceback.
+Every message is one line that says what is wrong, where, and what to do about it. The command
+line prints that line alone; what is not a :class:`JobError` is a defect and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ class JobError(Exception):
     exit_code = 1
 
     def __init__(self, message: str) -> None:
+        """Joins the lines of ``message``, which may quote a longer one."""
         super().__init__(" ".join(message.split()))
 
 
 class ConfigError(JobError):
-    """A configuration that cannot work: unknown key, wrong type, impossible shape, unknown table."""
+    """A configuration that cannot work: unknown key or table, wrong type, impossible shape."""
 
     exit_code = 2
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import types
 import typing
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,9 +47,7 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> JobConfig:
     return parse_config(text, overrides, source=str(path))
 
 
-def parse_config(
-    text: str, overrides: Sequence[str] = (), *, source: str = "<text>"
-) -> JobConfig:
+def parse_config(text: str, overrides: Sequence[str] = (), *, source: str = "<text>") -> JobConfig:
     """Parses YAML text; ``source`` names it in messages.
 
     Raises:
@@ -60,7 +57,7 @@ def parse_config(
     64
     >>> parse_config("train: {epoch: 2}")
     Traceback (most recent call last):
-    torchrec_flowtt.config.errors.ConfigError: <text>: unknown key train.epoch; did you mean train.epochs?
+    torchrec_flowtt.config.errors.ConfigError: <text>: unknown key train.epoch; did you mean ...
     """
     try:
         # A SafeLoader subclass: as safe as yaml.safe_load.
@@ -140,7 +137,8 @@ def _keys_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
 
 
 def _model_in(annotation: object) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
+    # A generic such as tuple[TableRule, ...] passes for a type, but not for a subclass of one.
+    if typing.get_origin(annotation) is None and isinstance(annotation, type):
         return annotation if issubclass(annotation, BaseModel) else None
     for argument in typing.get_args(annotation):
         found = _model_in(argument)

@@ -87,7 +87,7 @@ class TableRule(FrozenModel):
 
     @property
     def resolved_tt_ranks(self) -> tuple[int, ...] | None:
-        """The inner ranks as a tuple of ``num_cores - 1`` numbers, or None when ``max_bytes`` chooses them."""
+        """The ``num_cores - 1`` inner ranks, or None when ``max_bytes`` chooses them."""
         if isinstance(self.tt_ranks, int):
             return (self.tt_ranks,) * (self.resolved_num_cores - 1)
         return self.tt_ranks
@@ -189,8 +189,8 @@ class CheckpointConfig(FrozenModel):
 class JobConfig(FrozenModel):
     """The whole configuration of one training run.
 
-    >>> JobConfig(tables=[{"name": "cross_*", "kernel": "flowtt", "tt_ranks": 8}]).tables[0].tt_ranks
-    8
+    >>> JobConfig(tables=[{"name": "cross_*", "kernel": "fbgemm"}]).tables[0].sharding
+    'auto'
     """
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1

@@ -145,6 +145,7 @@ class EvaluationBatches:
         self.steps = -(-len(self._examples) // share.batch_size)
 
     def __len__(self) -> int:
+        """Examples of the split."""
         return len(self._examples)
 
     def valid(self, step: int) -> int:
@@ -153,6 +154,7 @@ class EvaluationBatches:
         return min(max(left, 0), self._share.local_batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
+        """This rank's batches, all of the same size."""
         first = self._examples.start
         for step in range(self.steps):
             start = first + self._share.start(step)

@@ -64,11 +64,13 @@ class EntityTimeline:
     def sums(self, values: Float64Array) -> Float64Array:
         """[n]: the sum of ``values`` [n] over the past of each event."""
         running = np.concatenate([[0.0], np.cumsum(values[self.order])])
-        return running[self.past_end] - running[self.first]
+        past: Float64Array = running[self.past_end] - running[self.first]
+        return past
 
     def since_first(self, timestamp: Float64Array) -> Float64Array:
         """[n]: seconds since the entity's first event, 0 for an event without a past."""
-        return timestamp - timestamp[self.order][self.first]
+        elapsed: Float64Array = timestamp - timestamp[self.order][self.first]
+        return elapsed
 
     def since_last(self, timestamp: Float64Array) -> Float64Array:
         """[n]: seconds since the entity's previous second with an event, 0 without a past."""

@@ -182,9 +182,7 @@ def _sparse_features(
         SparseFeature("genres", num_genres, genre, genre_offsets),
         SparseFeature("recent_items", interactions.num_items, recent, recent_offsets),
         SparseFeature("cross_user_genre", rows, hash_rows(user_genre, rows, 0), genre_offsets),
-        _singles(
-            "cross_occupation_age_item", rows, hash_rows(occupation_age_item, rows, 1)
-        ),
+        _singles("cross_occupation_age_item", rows, hash_rows(occupation_age_item, rows, 1)),
     )
 
 
@@ -206,12 +204,9 @@ def _dense_features(
 
     genre, offsets, owner = _genre_bags(interactions)
     num_genres = max(len(interactions.vocabulary["genre"]), 1)
-    by_user_genre = EntityTimeline.of(
-        interactions.user[owner] * num_genres + genre, time[owner]
-    )
+    by_user_genre = EntityTimeline.of(interactions.user[owner] * num_genres + genre, time[owner])
     genre_above = above(by_user_genre, rating[owner], prior[owner])
-    genre_mean = np.bincount(owner, weights=genre_above, minlength=len(time))
-    genre_mean /= np.maximum(np.diff(offsets), 1)
+    genre_sum = np.bincount(owner, weights=genre_above, minlength=len(time))
     angle = 2.0 * np.pi * (time % SECONDS_PER_DAY) / SECONDS_PER_DAY
     years = 1970.0 + time / SECONDS_PER_YEAR - interactions.release_year[interactions.item]
     columns = {
@@ -219,7 +214,7 @@ def _dense_features(
         "user_mean": above(by_user, rating, prior),
         "item_count": np.log1p(by_item.counts()),
         "item_mean": above(by_item, rating, prior),
-        "user_genre_mean": genre_mean,
+        "user_genre_mean": genre_sum / np.maximum(np.diff(offsets), 1),
         "user_positive_rate": above(by_user, labels, positive),
         "item_positive_rate": above(by_item, labels, positive),
         "seconds_since_user_rated": np.log1p(by_user.since_last(time)),

@@ -31,6 +31,7 @@ class Records:
     columns: dict[str, list[str]]
 
     def __len__(self) -> int:
+        """Number of records."""
         return len(next(iter(self.columns.values())))
 
     def fail(self, record: int, reason: str) -> DataError:
@@ -206,9 +207,7 @@ def read_interactions(folder: Path, name: str) -> Interactions:
     )
 
 
-def _encode(
-    tokens: Sequence[str], name: str, vocabulary: dict[str, list[str]]
-) -> Int64Array:
+def _encode(tokens: Sequence[str], name: str, vocabulary: dict[str, list[str]]) -> Int64Array:
     vocabulary[name] = sorted(set(tokens))
     position = {token: k for k, token in enumerate(vocabulary[name])}
     return np.array([position[token] for token in tokens], dtype=np.int64)

@@ -27,7 +27,8 @@ def write_random_ratings(
     Args:
         folder: made if it is not there.
         name: stem of the files, ``data.name``.
-        users, items: how many of each.
+        users: how many users.
+        items: how many items.
         ratings: how many interactions, at most ``users * items``.
         seed: the same files for the same seed.
     """

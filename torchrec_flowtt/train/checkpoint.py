@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torchrec.optim.keyed import KeyedOptimizer, KeyedOptimizerWrapper
 
 from torchrec_flowtt.config import CheckpointError, RunFolderError
@@ -48,9 +50,9 @@ class CheckpointStore:
         if self._processes.device.type == "cuda":
             state[f"{RANDOM}/cuda/{self._processes.rank}"] = torch.cuda.get_rng_state()
         try:
-            dcp.save(
+            save(
                 state,
-                storage_writer=dcp.FileSystemWriter(temporary),
+                storage_writer=FileSystemWriter(temporary),
                 process_group=self._processes.control,
             )
         except CheckpointException as error:
@@ -85,7 +87,7 @@ class CheckpointStore:
             if isinstance(optimizer, KeyedOptimizerWrapper):
                 _create_state(optimizer)
         state = _state(sharded)
-        reader = dcp.FileSystemReader(checkpoint)
+        reader = FileSystemReader(checkpoint)
         try:
             metadata = reader.read_metadata()
         except Exception as error:
@@ -102,7 +104,7 @@ class CheckpointStore:
         random = {k: v for k, v in random.items() if k in metadata.state_dict_metadata}
         state.update(random)
         try:
-            dcp.load(state, storage_reader=reader, process_group=self._processes.control)
+            load(state, storage_reader=reader, process_group=self._processes.control)
         except CheckpointException as error:
             raise CheckpointError(
                 f"checkpoint {checkpoint} cannot be loaded ({_reason(error)})"
@@ -173,9 +175,7 @@ def _check_shapes(checkpoint: Path, state: dict[str, Any], metadata: Metadata) -
     stored = metadata.state_dict_metadata
     for key, value in state.items():
         if key not in stored:
-            raise CheckpointError(
-                f"checkpoint {checkpoint} lacks {key}; {_ADVICE}"
-            )
+            raise CheckpointError(f"checkpoint {checkpoint} lacks {key}; {_ADVICE}")
         entry = stored[key]
         if isinstance(entry, TensorStorageMetadata) and hasattr(value, "size"):
             if tuple(entry.size) != tuple(value.size()):

@@ -111,9 +111,7 @@ def read_job_record(checkpoint: Path) -> JobRecord:
         progress = Progress.from_json(content["progress"])
         return JobRecord(content["settings"], content["tables"], progress)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read ({type(error).__name__}: {error})"
-        ) from None
+        raise CheckpointError(f"{path} cannot be read ({type(error).__name__}: {error})") from None
 
 
 def check_same_run(

@@ -36,9 +36,7 @@ DEFAULT_CONFIG = Path("configs/movielens.yaml")
     help="Processes to start on this machine; not under torchrun.",
 )
 @click.argument("overrides", nargs=-1, metavar="[KEY.PATH=VALUE]...")
-def train(
-    config_path: Path, resume: bool, nproc_per_node: int, overrides: Sequence[str]
-) -> None:
+def train(config_path: Path, resume: bool, nproc_per_node: int, overrides: Sequence[str]) -> None:
     """Train the DLRM that the configuration describes.
 
     KEY.PATH=VALUE sets any value of the configuration, such as train.epochs=3 or

@@ -45,9 +45,7 @@ def run_job(prepared: Prepared, *, resume: bool) -> None:
     try:
         store = ExampleStore(prepared.dataset)
         sharded = build_sharded_model(config, prepared.tables, store.num_dense, processes)
-        checkpoints = CheckpointStore(
-            config.checkpoint_folder, config.checkpoint.keep, processes
-        )
+        checkpoints = CheckpointStore(config.checkpoint_folder, config.checkpoint.keep, processes)
         if resume:
             checkpoints.load(sharded, prepared.progress.global_step)
         _train(prepared, sharded, processes, store, checkpoints, stop)
@@ -101,9 +99,7 @@ def _opening(prepared: Prepared, processes: Processes, resumed: int) -> str:
     )
 
 
-def _closing(
-    prepared: Prepared, rows: list[Placement], test: Scores, seconds: float
-) -> str:
+def _closing(prepared: Prepared, rows: list[Placement], test: Scores, seconds: float) -> str:
     stored = sum(row.bytes for row in rows)
     full = sum(row.uncompressed_bytes for row in rows)
     return (

@@ -28,8 +28,8 @@ from torchrec_flowtt.distributed import (
 )
 from torchrec_flowtt.planner import FlowTTEmbeddingShardingPlanner
 from torchrec_flowtt.train.processes import Processes
-from torchrec_flowtt.train.tables import Table
 from torchrec_flowtt.train.slice_adagrad import SliceAdagrad
+from torchrec_flowtt.train.tables import Table
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,7 @@ def build_sharded_model(
             ) from None
 
     plan = processes.from_first(make_plan)
-    model = DistributedModelParallel(
-        module, device=processes.device, plan=plan, sharders=sharders
-    )
+    model = DistributedModelParallel(module, device=processes.device, plan=plan, sharders=sharders)
     return ShardedModel(model, _optimizer(config, model, plan), plan)
 
 
@@ -202,9 +200,7 @@ def _table_shardings(module_plan: object) -> Mapping[str, Any]:
 def _dense_factory(dense: DenseOptimizerConfig) -> Any:
     kinds = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam}
     kind: Any = kinds[dense.name]
-    return lambda params: kind(
-        params, lr=dense.learning_rate, weight_decay=dense.weight_decay
-    )
+    return lambda params: kind(params, lr=dense.learning_rate, weight_decay=dense.weight_decay)
 
 
 def _sparse_factory(sparse: SparseOptimizerConfig) -> Any:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, TCPStore
 
 from torchrec_flowtt.config import ConfigError, JobError
 
@@ -79,7 +80,7 @@ class Processes:
         if "TORCHELASTIC_RUN_ID" in os.environ:
             dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
         else:
-            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+            dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
         group = dist.group.WORLD
         assert group is not None
         control = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
@@ -107,9 +108,9 @@ class Processes:
             failure = error
         failures: list[JobError | None] = [None] * self.world_size
         dist.all_gather_object(failures, failure, group=self.control)
-        for error in failures:
-            if error is not None:
-                raise error
+        for other in failures:
+            if other is not None:
+                raise other
         return result  # type: ignore[return-value]
 
     def from_first(self, action: Callable[[], T]) -> T:
@@ -161,7 +162,7 @@ def _speaks_for_all() -> bool:
         return True
     rank, _, _ = launched_world()
     try:
-        store = dist.TCPStore(
+        store = TCPStore(
             os.environ["MASTER_ADDR"],
             int(os.environ["MASTER_PORT"]),
             is_master=False,
@@ -171,5 +172,3 @@ def _speaks_for_all() -> bool:
         return int(store.add(f"flowtt/error/{attempt}", 1)) == 1
     except (KeyError, ValueError, RuntimeError):
         return rank == 0
-
-

@@ -1,4 +1,4 @@
-"""What the job shows and writes: the plan and memory tables, progress, TensorBoard, metrics.json."""
+"""What the job shows and writes: plan, memory, progress, TensorBoard and metrics.json."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def placements(tables: Sequence[Table], plan: ShardingPlan) -> list[Placement]:
     """The plan as one row a table."""
     found: dict[str, Any] = {}
     for module_plan in plan.plan.values():
-        found.update(module_plan)  # type: ignore[call-overload]
+        found.update(module_plan)
     rows = []
     for table in tables:
         sharding = found[table.name]
@@ -87,9 +87,7 @@ def plan_table(rows: Sequence[Placement]) -> str:
     ]
     stored = sum(row.bytes for row in rows)
     full = sum(row.uncompressed_bytes for row in rows)
-    lines.append(
-        ["total", "", "", "", "", "", f"{stored:,}", f"{full:,}", f"{full / stored:.1f}"]
-    )
+    lines.append(["total", "", "", "", "", "", f"{stored:,}", f"{full:,}", f"{full / stored:.1f}"])
     alignment = ["left", "left", "right", "left", "left", "left", "right", "right", "right"]
     return tabulate(lines, header, tablefmt="simple", colalign=alignment, disable_numparse=True)
 

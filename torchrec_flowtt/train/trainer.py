@@ -49,13 +49,9 @@ class Trainer:
         self._checkpoints = checkpoints
         self._display = display
         self._stop = stop
-        self._share = RankShare(
-            self._config.train.batch_size, processes.rank, processes.world_size
-        )
+        self._share = RankShare(self._config.train.batch_size, processes.rank, processes.world_size)
         self._batches = TrainingBatches(store, self._share, self._config.seed)
-        self._pipeline = TrainPipelineSparseDist(
-            sharded.model, sharded.optimizer, processes.device
-        )
+        self._pipeline = TrainPipelineSparseDist(sharded.model, sharded.optimizer, processes.device)
         # This rank's part of [window_loss, epoch_loss], on the device so that no step waits for it.
         self._loss_sums = torch.zeros(2, dtype=torch.float64, device=processes.device)
         self._saved_step = self.progress.global_step if self.progress.global_step else -1

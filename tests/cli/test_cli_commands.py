@@ -1,0 +1,108 @@
+"""The console script's commands."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from torchrec_flowtt.cli.main import flowtt
+from torchrec_flowtt.config import RunFolderError
+from torchrec_flowtt.data.synthetic import write_random_ratings
+from torchrec_flowtt.train import demo
+from torchrec_flowtt.version import __version__
+
+
+def test_help_and_version():
+    help_text = CliRunner().invoke(flowtt, ["--help"])
+    assert help_text.exit_code == 0
+    assert "train" in help_text.output and "demo" in help_text.output
+    assert __version__ in CliRunner().invoke(flowtt, ["--version"]).output
+
+
+def summary(**flowtt_run):
+    run = {"test_auc": 0.75, "test_log_loss": 0.58, "table_bytes": 1000, "examples_per_second": 10}
+    return {"fbgemm": run, "flowtt": {**run, **flowtt_run}}
+
+
+def test_comparison_tells_the_differences():
+    last = demo.comparison(
+        summary(test_auc=0.7475, test_log_loss=0.585, table_bytes=10, examples_per_second=5)
+    ).splitlines()[-1]
+    assert last.split("  ")[0] == "flowtt against fbgemm"
+    for part in ("100 times smaller", "-0.0025", "+0.0050", "0.50 times"):
+        assert part in last
+
+
+def test_the_demonstration_removes_nothing_but_its_own_runs(tmp_path):
+    folder = tmp_path / "fbgemm"
+    folder.mkdir()
+    (folder / "metrics.json").write_text("{}")
+    (folder / "thesis.tex").write_text("mine")
+    with pytest.raises(RunFolderError, match="holds thesis.tex, which no demonstration wrote"):
+        demo._clear(folder)
+    assert (folder / "metrics.json").exists()
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """Replaces the two trainings by the files that they would leave; returns what was asked."""
+    asked = []
+
+    def pretend(config_path, settings, processes):
+        values = dict(setting.split("=", 1) for setting in settings)
+        asked.append((processes, values))
+        folder = demo.Path(values["run_folder"])
+        folder.mkdir(parents=True)
+        metrics = {**summary()["fbgemm"], "epochs": []}
+        metrics["table_bytes"] = 1000 if "tables" in values else 10
+        (folder / "metrics.json").write_text(json.dumps(metrics))
+        return 0
+
+    monkeypatch.setattr(demo, "_run", pretend)
+    return asked
+
+
+def test_both_runs_differ_in_the_tables_only_and_replace_earlier_ones(runs, tmp_path):
+    arguments = ["demo", f"--folder={tmp_path / 'demo'}", "--device=cpu", "seed=3"]
+    for _ in range(2):
+        result = CliRunner().invoke(flowtt, arguments)
+        assert result.exit_code == 0, result.output
+        assert "100 times smaller" in result.output
+    (processes, full), (_, compressed) = runs[:2]
+    assert processes == 2
+    assert full.pop("tables") == '[{name: "*", kernel: fbgemm}]'
+    assert full.pop("run_folder").endswith("fbgemm.new")
+    assert compressed.pop("run_folder").endswith("flowtt.new")
+    assert full == compressed == {"device": "cpu", "seed": "3"}
+    names = sorted(path.name for path in (tmp_path / "demo").iterdir())
+    assert names == ["fbgemm", "flowtt", "summary.json"]
+    found = json.loads((tmp_path / "demo" / "summary.json").read_text())
+    assert found["fbgemm"]["table_bytes"] == 1000 and found["flowtt"]["table_bytes"] == 10
+    for run in found.values():
+        assert {"test_auc", "test_log_loss", "table_bytes", "examples_per_second"} <= run.keys()
+
+
+def test_a_failed_run_keeps_the_earlier_summary(runs, tmp_path, monkeypatch):
+    arguments = ["demo", f"--folder={tmp_path / 'demo'}", "--device=cpu"]
+    assert CliRunner().invoke(flowtt, arguments).exit_code == 0
+    before = (tmp_path / "demo" / "summary.json").read_text()
+    monkeypatch.setattr(demo, "_run", lambda *_: 3)
+    assert CliRunner().invoke(flowtt, arguments).exit_code == 3
+    assert (tmp_path / "demo" / "summary.json").read_text() == before
+    assert (tmp_path / "demo" / "fbgemm" / "metrics.json").exists()
+
+
+@pytest.mark.slow
+def test_a_real_demonstration(tmp_path):
+    write_random_ratings(tmp_path / "ratings")
+    settings = [f"data.path={tmp_path / 'ratings'}", "data.name=synthetic"]
+    settings += ["train.batch_size=40", "data.cross_rows=4096"]
+    result = CliRunner().invoke(
+        flowtt, ["demo", f"--folder={tmp_path / 'demo'}", "--device=cpu", *settings]
+    )
+    assert result.exit_code == 0, result.output
+    found = json.loads((tmp_path / "demo" / "summary.json").read_text())
+    assert found["flowtt"]["table_bytes"] < found["fbgemm"]["table_bytes"]
+    assert 0.0 < found["flowtt"]["test_auc"] < 1.0
