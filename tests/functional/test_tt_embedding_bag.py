@@ -118,7 +118,7 @@ def test_agrees_with_torch_embedding_bag(mode: str) -> None:
     )
     weights = torch.rand(2, 3, dtype=torch.float64)
     torch.testing.assert_close(
-        tt_embedding_bag(matrix, cores, per_sample_weights=weights),
+        tt_embedding_bag(matrix, cores, per_sample_weights=weights, mode="sum"),
         F.embedding_bag(matrix, table, mode="sum", per_sample_weights=weights),
     )
 
@@ -129,26 +129,30 @@ def test_two_dimensional_indices(dtype: torch.dtype, bags: int, length: int) -> 
     cores = make_cores()
     indices = torch.arange(bags * length).reshape(bags, length).to(dtype)
     expected = to_dense(cores)[indices.long()].sum(1)
-    torch.testing.assert_close(tt_embedding_bag(indices, cores), expected)
+    torch.testing.assert_close(tt_embedding_bag(indices, cores, mode="sum"), expected)
     # The bags are given by the rows, whatever the flag says.
-    torch.testing.assert_close(tt_embedding_bag(indices, cores, include_last_offset=True), expected)
+    torch.testing.assert_close(
+        tt_embedding_bag(indices, cores, include_last_offset=True, mode="sum"), expected
+    )
 
 
 def test_non_contiguous_arguments() -> None:
     cores = make_cores()
     indices = torch.tensor([[1, 5], [2, 6], [3, 7]])
     table = to_dense(cores)
-    torch.testing.assert_close(tt_embedding_bag(indices.t(), cores), table[indices.t()].sum(1))
     torch.testing.assert_close(
-        tt_embedding_bag(torch.arange(10)[::2], cores, torch.tensor([0, 9, 1, 9])[::2]),
+        tt_embedding_bag(indices.t(), cores, mode="sum"), table[indices.t()].sum(1)
+    )
+    torch.testing.assert_close(
+        tt_embedding_bag(torch.arange(10)[::2], cores, torch.tensor([0, 9, 1, 9])[::2], mode="sum"),
         torch.stack([table[0], table[[2, 4, 6, 8]].sum(0)]),
     )
-    output = tt_embedding_bag(indices, cores)
+    output = tt_embedding_bag(indices, cores, mode="sum")
     output.backward(torch.ones(12, 3, dtype=torch.float64).t())
     strided = [core.grad for core in cores]
     for core in cores:
         core.grad = None
-    tt_embedding_bag(indices, cores).sum().backward()
+    tt_embedding_bag(indices, cores, mode="sum").sum().backward()
     torch.testing.assert_close(strided, [core.grad for core in cores])
 
 
@@ -157,7 +161,7 @@ def test_non_contiguous_arguments() -> None:
 def test_output_dtype(dtype: torch.dtype, output_dtype: torch.dtype) -> None:
     cores = make_cores(dtype)
     indices = torch.tensor([[3, 4, 21]])
-    output = tt_embedding_bag(indices, cores, output_dtype=output_dtype)
+    output = tt_embedding_bag(indices, cores, output_dtype=output_dtype, mode="sum")
     assert output.dtype == output_dtype
     exact = to_dense([core.double() for core in cores])[indices].sum(1)
     assert_close(output, exact, "output")
@@ -169,9 +173,9 @@ def test_autocast_changes_nothing() -> None:
     cores = make_cores(torch.float32)
     indices = torch.tensor([[3, 4, 21], [0, 0, 7]])
     weights = torch.rand(2, 3)
-    plain = tt_embedding_bag(indices, cores, per_sample_weights=weights)
+    plain = tt_embedding_bag(indices, cores, per_sample_weights=weights, mode="sum")
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        cast = tt_embedding_bag(indices, cores, per_sample_weights=weights)
+        cast = tt_embedding_bag(indices, cores, per_sample_weights=weights, mode="sum")
     assert cast.dtype == torch.float32
     assert torch.equal(plain, cast)
 
@@ -179,13 +183,13 @@ def test_autocast_changes_nothing() -> None:
 def test_no_grad_and_inference_mode() -> None:
     cores = make_cores()
     indices = torch.tensor([[3, 4, 21]])
-    expected = tt_embedding_bag(indices, cores).detach()
+    expected = tt_embedding_bag(indices, cores, mode="sum").detach()
     with torch.no_grad():
-        output = tt_embedding_bag(indices, cores)
+        output = tt_embedding_bag(indices, cores, mode="sum")
     assert not output.requires_grad
     assert torch.equal(output, expected)
     with torch.inference_mode():
-        assert torch.equal(tt_embedding_bag(indices, cores), expected)
+        assert torch.equal(tt_embedding_bag(indices, cores, mode="sum"), expected)
 
 
 def test_gradcheck() -> None:
@@ -202,7 +206,7 @@ def test_gradcheck() -> None:
 
 def test_double_backward_is_refused() -> None:
     cores = make_cores()
-    output = tt_embedding_bag(torch.tensor([[3, 4]]), cores)
+    output = tt_embedding_bag(torch.tensor([[3, 4]]), cores, mode="sum")
     (grad,) = torch.autograd.grad(output.square().sum(), cores[0], create_graph=True)
     with pytest.raises(RuntimeError, match="differentiated once only"):
         grad.sum().backward()
@@ -278,7 +282,7 @@ def test_errors_name_the_argument(
 def test_an_index_outside_the_table_is_refused(index: int) -> None:
     indices = torch.tensor([1, index])
     with pytest.raises((IndexError, ValueError, RuntimeError), match=str(index)):
-        tt_embedding_bag(indices, make_cores(), torch.tensor([0]), num_embeddings=22)
+        tt_embedding_bag(indices, make_cores(), torch.tensor([0]), num_embeddings=22, mode="sum")
 
 
 def test_pooling_mode_values() -> None:

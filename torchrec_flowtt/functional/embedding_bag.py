@@ -30,16 +30,16 @@ def tt_embedding_bag(
     offsets: Tensor | None = None,
     *,
     num_embeddings: int | None = None,
-    mode: str | PoolingMode = "sum",
+    mode: str | PoolingMode = "mean",
     per_sample_weights: Tensor | None = None,
     include_last_offset: bool = False,
     output_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Sums or averages bags of rows of one TT table without reconstructing the table.
 
-    Unlike `torch.nn.functional.embedding_bag`, the mode defaults to the sum, weights may be used
-    with the mean (the weighted sum divided by the bag's length, as FBGEMM does), and an index
-    outside the table is always an error. Autocast does not change the result: sums are formed in
+    Unlike with `torch.nn.functional.embedding_bag`, weights may be used with the mean (the weighted
+    sum divided by the bag's length, as FBGEMM does), and an index outside the table is always an
+    error. Autocast does not change the result: sums are formed in
     float32 (float64 for float64 cores) and rounded to `output_dtype` once.
 
     Args:
@@ -50,7 +50,7 @@ def tt_embedding_bag(
         offsets: start of each bag in `indices`, int32 or int64, ``[B]``, or ``[B + 1]`` with
             `include_last_offset`. Empty bags give zeros.
         num_embeddings: N, rows of the table; default all that the cores can represent.
-        mode: ``"sum"`` or ``"mean"``.
+        mode: ``"sum"`` or ``"mean"``, the default as in torch.
         per_sample_weights: a factor for each row, shaped as `indices`, floating. Differentiable.
         include_last_offset: whether `offsets` ends with nnz.
         output_dtype: dtype of the result; default the cores'. float64 for float64 cores only.
