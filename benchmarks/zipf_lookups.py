@@ -1,8 +1,8 @@
 """Synthetic lookups: bags of Zipf-distributed row indices, as recommendation traffic looks.
 
-Row popularity follows a Zipf law with a given exponent over all rows of a table; the popular rows are
-spread over the whole index range by a permutation (real ids are hashes or arrival numbers, not
-ranks), or kept in order of popularity.
+Row popularity follows a Zipf law with a given exponent over all rows of a table; the popular rows
+are spread over the whole index range by a permutation (real ids are hashes or arrival numbers,
+not ranks), or kept in order of popularity.
 """
 
 from __future__ import annotations

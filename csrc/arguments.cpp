@@ -24,13 +24,20 @@ void check(bool condition, const Parts&... parts) {
 
 const char* dtype_name(ScalarType type) {
   switch (type) {
-    case ScalarType::Float: return "float32";
-    case ScalarType::Half: return "float16";
-    case ScalarType::BFloat16: return "bfloat16";
-    case ScalarType::Double: return "float64";
-    case ScalarType::Long: return "int64";
-    case ScalarType::Int: return "int32";
-    default: return "an unsupported dtype";
+    case ScalarType::Float:
+      return "float32";
+    case ScalarType::Half:
+      return "float16";
+    case ScalarType::BFloat16:
+      return "bfloat16";
+    case ScalarType::Double:
+      return "float64";
+    case ScalarType::Long:
+      return "int64";
+    case ScalarType::Int:
+      return "int32";
+    default:
+      return "an unsupported dtype";
   }
 }
 
@@ -51,26 +58,30 @@ bool is_defined(const std::optional<Tensor>& tensor) {
 
 ElementType element_type(const Tensor& tensor, const char* name) {
   switch (tensor.scalar_type()) {
-    case ScalarType::Float: return ElementType::kFloat32;
-    case ScalarType::Half: return ElementType::kFloat16;
-    case ScalarType::BFloat16: return ElementType::kBFloat16;
-    case ScalarType::Double: return ElementType::kFloat64;
-    default: break;
+    case ScalarType::Float:
+      return ElementType::kFloat32;
+    case ScalarType::Half:
+      return ElementType::kFloat16;
+    case ScalarType::BFloat16:
+      return ElementType::kBFloat16;
+    case ScalarType::Double:
+      return ElementType::kFloat64;
+    default:
+      break;
   }
   fail(name, ": expected dtype float32, float16, bfloat16 or float64, got ",
        dtype_name(tensor.scalar_type()));
 }
 
 void check_same_device(const Tensor& tensor, const Tensor& core, const std::string& name) {
-  check(tensor.is_cuda() == core.is_cuda() &&
-            tensor.get_device_index() == core.get_device_index(),
+  check(tensor.is_cuda() == core.is_cuda() && tensor.get_device_index() == core.get_device_index(),
         name, ": expected the device of the cores, got another device");
 }
 
 // value * factor, or an error: the products index rows and columns in int64.
 int64_t checked_product(int64_t value, int64_t factor, const std::string& what) {
-  check(factor == 0 || value <= std::numeric_limits<int64_t>::max() / factor,
-        what, " does not fit int64");
+  check(factor == 0 || value <= std::numeric_limits<int64_t>::max() / factor, what,
+        " does not fit int64");
   return value * factor;
 }
 
@@ -131,11 +142,10 @@ OptimizerType optimizer_type(const std::string& name) {
 }
 
 std::vector<void*> parse_states(const EmbeddingBagArguments& arguments,
-                                const std::vector<Tensor>& states, const char* name,
-                                bool needed, bool row_wise) {
+                                const std::vector<Tensor>& states, const char* name, bool needed,
+                                bool row_wise) {
   const size_t expected = needed ? arguments.cores.size() : 0;
-  check(states.size() == expected, name, ": expected ", expected, " tensors, got ",
-        states.size());
+  check(states.size() == expected, name, ": expected ", expected, " tensors, got ", states.size());
   std::vector<void*> data(arguments.cores.size(), nullptr);
   for (size_t i = 0; i < states.size(); ++i) {
     const Tensor& state = states[i];
@@ -162,11 +172,13 @@ ScalarType accumulation_dtype(ElementType core_type) {
   return core_type == ElementType::kFloat64 ? ScalarType::Double : ScalarType::Float;
 }
 
-EmbeddingBagArguments parse_embedding_bag_arguments(
-    const std::vector<Tensor>& cores, const Tensor& indices, const Tensor& offsets,
-    const std::optional<Tensor>& per_sample_weights, const std::vector<int64_t>& cores_per_table,
-    const std::vector<int64_t>& num_embeddings, const std::vector<int64_t>& feature_table_map,
-    int64_t pooling_mode) {
+EmbeddingBagArguments parse_embedding_bag_arguments(const std::vector<Tensor>& cores,
+                                                    const Tensor& indices, const Tensor& offsets,
+                                                    const std::optional<Tensor>& per_sample_weights,
+                                                    const std::vector<int64_t>& cores_per_table,
+                                                    const std::vector<int64_t>& num_embeddings,
+                                                    const std::vector<int64_t>& feature_table_map,
+                                                    int64_t pooling_mode) {
   EmbeddingBagArguments parsed{};
   check(!cores.empty(), "cores: expected at least one table's cores, got an empty list");
   check(num_embeddings.size() == cores_per_table.size(), "num_embeddings: expected ",
@@ -175,9 +187,9 @@ EmbeddingBagArguments parse_embedding_bag_arguments(
   const Tensor& first = cores[0];
   parsed.core_type = element_type(first, "cores");
   for (size_t i = 0; i < cores.size(); ++i) {
-    check(cores[i].scalar_type() == first.scalar_type(), "cores: expected one dtype, but core 0 is ",
-          dtype_name(first.scalar_type()), " and core ", i, " is ",
-          dtype_name(cores[i].scalar_type()));
+    check(cores[i].scalar_type() == first.scalar_type(),
+          "cores: expected one dtype, but core 0 is ", dtype_name(first.scalar_type()),
+          " and core ", i, " is ", dtype_name(cores[i].scalar_type()));
     check_same_device(cores[i], first, "cores");
     parsed.cores.push_back(made_contiguous(cores[i]));
     parsed.core_data.push_back(parsed.cores.back().data_ptr());
@@ -233,9 +245,8 @@ EmbeddingBagArguments parse_embedding_bag_arguments(
     check(weights.scalar_type() == dtype, "per_sample_weights: expected dtype ", dtype_name(dtype),
           " for ", dtype_name(first.scalar_type()), " cores, got ",
           dtype_name(weights.scalar_type()));
-    check(weights.dim() == 1 && weights.numel() == bags.nnz,
-          "per_sample_weights: expected shape [", bags.nnz, "] as indices, got ",
-          shape_text(weights));
+    check(weights.dim() == 1 && weights.numel() == bags.nnz, "per_sample_weights: expected shape [",
+          bags.nnz, "] as indices, got ", shape_text(weights));
     check_same_device(weights, first, "per_sample_weights");
     parsed.per_sample_weights = made_contiguous(weights);
     bags.per_sample_weights = parsed.per_sample_weights->data_ptr();
@@ -246,19 +257,27 @@ EmbeddingBagArguments parse_embedding_bag_arguments(
 ElementType parse_output_type(const EmbeddingBagArguments& arguments, ScalarType output_dtype) {
   const bool double_cores = arguments.core_type == ElementType::kFloat64;
   switch (output_dtype) {
-    case ScalarType::Float: if (!double_cores) return ElementType::kFloat32; break;
-    case ScalarType::Half: if (!double_cores) return ElementType::kFloat16; break;
-    case ScalarType::BFloat16: if (!double_cores) return ElementType::kBFloat16; break;
-    case ScalarType::Double: if (double_cores) return ElementType::kFloat64; break;
-    default: break;
+    case ScalarType::Float:
+      if (!double_cores) return ElementType::kFloat32;
+      break;
+    case ScalarType::Half:
+      if (!double_cores) return ElementType::kFloat16;
+      break;
+    case ScalarType::BFloat16:
+      if (!double_cores) return ElementType::kBFloat16;
+      break;
+    case ScalarType::Double:
+      if (double_cores) return ElementType::kFloat64;
+      break;
+    default:
+      break;
   }
   fail("output_dtype: expected ",
        double_cores ? "float64 for float64 cores" : "float32, float16 or bfloat16", ", got ",
        dtype_name(output_dtype));
 }
 
-StridedMatrix parse_grad_output(const EmbeddingBagArguments& arguments,
-                                const Tensor& grad_output) {
+StridedMatrix parse_grad_output(const EmbeddingBagArguments& arguments, const Tensor& grad_output) {
   check(grad_output.dim() == 2 && grad_output.size(0) == arguments.bags.batch_size &&
             grad_output.size(1) == arguments.total_columns,
         "grad_output: expected shape [", arguments.bags.batch_size, ", ", arguments.total_columns,
@@ -271,11 +290,13 @@ StridedMatrix parse_grad_output(const EmbeddingBagArguments& arguments,
   return {grad_output.data_ptr(), type, grad_output.stride(0), grad_output.stride(1)};
 }
 
-OptimizerStates parse_optimizer_arguments(
-    const EmbeddingBagArguments& arguments, const std::vector<Tensor>& original_cores,
-    const std::vector<Tensor>& momentum1, const std::vector<Tensor>& momentum2,
-    const Tensor& learning_rate, const Tensor& iteration, const std::string& optimizer, double eps,
-    double beta1, double beta2, double weight_decay) {
+OptimizerStates parse_optimizer_arguments(const EmbeddingBagArguments& arguments,
+                                          const std::vector<Tensor>& original_cores,
+                                          const std::vector<Tensor>& momentum1,
+                                          const std::vector<Tensor>& momentum2,
+                                          const Tensor& learning_rate, const Tensor& iteration,
+                                          const std::string& optimizer, double eps, double beta1,
+                                          double beta2, double weight_decay) {
   for (size_t i = 0; i < original_cores.size(); ++i) {
     check(original_cores[i].is_contiguous(), "core ", i,
           ": the fused update writes in place and needs a contiguous core, got shape ",

@@ -17,12 +17,12 @@ namespace flowtt {
 // The arguments every operator has.
 struct EmbeddingBagArguments {
   std::vector<TableShape> tables;
-  std::vector<int64_t> first_core;         // of each table, in `cores`
+  std::vector<int64_t> first_core;  // of each table, in `cores`
   std::vector<FeatureColumns> features;
-  int64_t total_columns;                   // of the output
+  int64_t total_columns;  // of the output
   ElementType core_type;
   BagBatch bags;
-  std::vector<void*> core_data;            // flat, table after table
+  std::vector<void*> core_data;  // flat, table after table
 
   // Keep the memory behind the raw pointers alive (an argument may have been made contiguous).
   std::vector<Tensor> cores;
@@ -31,15 +31,13 @@ struct EmbeddingBagArguments {
   std::optional<Tensor> per_sample_weights;
 };
 
-EmbeddingBagArguments parse_embedding_bag_arguments(
-    const std::vector<Tensor>& cores,
-    const Tensor& indices,
-    const Tensor& offsets,
-    const std::optional<Tensor>& per_sample_weights,
-    const std::vector<int64_t>& cores_per_table,
-    const std::vector<int64_t>& num_embeddings,
-    const std::vector<int64_t>& feature_table_map,
-    int64_t pooling_mode);
+EmbeddingBagArguments parse_embedding_bag_arguments(const std::vector<Tensor>& cores,
+                                                    const Tensor& indices, const Tensor& offsets,
+                                                    const std::optional<Tensor>& per_sample_weights,
+                                                    const std::vector<int64_t>& cores_per_table,
+                                                    const std::vector<int64_t>& num_embeddings,
+                                                    const std::vector<int64_t>& feature_table_map,
+                                                    int64_t pooling_mode);
 
 // Checks the output type asked for: fp32, fp16 or bf16, or fp64 for fp64 cores.
 ElementType parse_output_type(const EmbeddingBagArguments& arguments, ScalarType output_dtype);
@@ -55,18 +53,13 @@ struct OptimizerStates {
 };
 
 // Also requires contiguous cores: they are written in place.
-OptimizerStates parse_optimizer_arguments(
-    const EmbeddingBagArguments& arguments,
-    const std::vector<Tensor>& original_cores,
-    const std::vector<Tensor>& momentum1,
-    const std::vector<Tensor>& momentum2,
-    const Tensor& learning_rate,
-    const Tensor& iteration,
-    const std::string& optimizer,
-    double eps,
-    double beta1,
-    double beta2,
-    double weight_decay);
+OptimizerStates parse_optimizer_arguments(const EmbeddingBagArguments& arguments,
+                                          const std::vector<Tensor>& original_cores,
+                                          const std::vector<Tensor>& momentum1,
+                                          const std::vector<Tensor>& momentum2,
+                                          const Tensor& learning_rate, const Tensor& iteration,
+                                          const std::string& optimizer, double eps, double beta1,
+                                          double beta2, double weight_decay);
 
 ScalarType accumulation_dtype(ElementType core_type);
 

@@ -44,11 +44,13 @@ Tensor tt_embedding_bag_cpu(std::vector<Tensor> cores, Tensor indices, Tensor of
   return output;
 }
 
-std::vector<Tensor> tt_embedding_bag_backward_cpu(
-    Tensor grad_output, std::vector<Tensor> cores, Tensor indices, Tensor offsets,
-    std::optional<Tensor> per_sample_weights, std::vector<int64_t> cores_per_table,
-    std::vector<int64_t> num_embeddings, std::vector<int64_t> feature_table_map,
-    int64_t pooling_mode) {
+std::vector<Tensor> tt_embedding_bag_backward_cpu(Tensor grad_output, std::vector<Tensor> cores,
+                                                  Tensor indices, Tensor offsets,
+                                                  std::optional<Tensor> per_sample_weights,
+                                                  std::vector<int64_t> cores_per_table,
+                                                  std::vector<int64_t> num_embeddings,
+                                                  std::vector<int64_t> feature_table_map,
+                                                  int64_t pooling_mode) {
   const EmbeddingBagArguments arguments =
       parse_embedding_bag_arguments(cores, indices, offsets, per_sample_weights, cores_per_table,
                                     num_embeddings, feature_table_map, pooling_mode);
@@ -63,11 +65,13 @@ std::vector<Tensor> tt_embedding_bag_backward_cpu(
   return core_grads;
 }
 
-Tensor tt_embedding_bag_weights_grad_cpu(
-    Tensor grad_output, std::vector<Tensor> cores, Tensor indices, Tensor offsets,
-    std::optional<Tensor> per_sample_weights, std::vector<int64_t> cores_per_table,
-    std::vector<int64_t> num_embeddings, std::vector<int64_t> feature_table_map,
-    int64_t pooling_mode) {
+Tensor tt_embedding_bag_weights_grad_cpu(Tensor grad_output, std::vector<Tensor> cores,
+                                         Tensor indices, Tensor offsets,
+                                         std::optional<Tensor> per_sample_weights,
+                                         std::vector<int64_t> cores_per_table,
+                                         std::vector<int64_t> num_embeddings,
+                                         std::vector<int64_t> feature_table_map,
+                                         int64_t pooling_mode) {
   const EmbeddingBagArguments arguments =
       parse_embedding_bag_arguments(cores, indices, offsets, per_sample_weights, cores_per_table,
                                     num_embeddings, feature_table_map, pooling_mode);

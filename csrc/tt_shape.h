@@ -9,9 +9,9 @@ namespace flowtt {
 inline constexpr int kMinCores = 2;
 inline constexpr int kMaxCores = 4;
 
-// One table: core k is a contiguous tensor [p[k], r[k], q[k], r[k + 1]] with r[0] = r[num_cores] = 1.
-// Row i = ((i1 * p2) + i2) * p3 + i3 of the table is G1[i1] G2[i2] G3[i3]; its column
-// j = ((j1 * q2) + j2) * q3 + j3.
+// One table: core k is a contiguous tensor [p[k], r[k], q[k], r[k + 1]] with r[0] = r[num_cores]
+// = 1. Row i = ((i1 * p2) + i2) * p3 + i3 of the table is G1[i1] G2[i2] G3[i3]; its column j = ((j1
+// * q2) + j2) * q3 + j3.
 struct TableShape {
   int32_t num_cores;
   int64_t num_embeddings;

@@ -31,7 +31,7 @@ def table_rows(cores: Sequence[Tensor], ids: Tensor) -> Tensor:
     """The rows ``ids``, ``[n, D]`` in float64, differentiable."""
     p = [core.shape[0] for core in cores]
     if math.prod(p) * math.prod(core.shape[2] for core in cores) <= _LARGEST_DENSE_TABLE:
-        return dense_table(cores)[ids.long()]
+        return dense_table(cores).index_select(0, ids.long())
     product = torch.ones(ids.numel(), 1, 1, dtype=torch.float64)
     for k, core in enumerate(cores):
         digit = ids.long() // math.prod(p[k + 1 :]) % p[k]

@@ -15,9 +15,9 @@ namespace {
 // One worker's share of a chunk: rows [begin, end).
 class ShareOfRows {
  public:
-  ShareOfRows(const EmbeddingBagCall& call, const LookupChunk& chunk,
-              const GroupedLookups& grouped, const std::vector<TableKernelArguments>& tables,
-              const BagGradients& bags, SliceGradientSums& sums)
+  ShareOfRows(const EmbeddingBagCall& call, const LookupChunk& chunk, const GroupedLookups& grouped,
+              const std::vector<TableKernelArguments>& tables, const BagGradients& bags,
+              SliceGradientSums& sums)
       : call_(call), chunk_(chunk), grouped_(grouped), tables_(tables), bags_(bags), sums_(sums) {}
 
   // The owned slice that row `begin` shares with the row before, or -1; and its table.
@@ -62,8 +62,8 @@ class ShareOfRows {
       for (int k = 0; k < tables_[table].shape.num_cores; ++k) {
         arguments.gradients[k] = sums_.target(chunk_.tables[table].table, k, worker);
       }
-      kernels.accumulate_gradients(tables_[table], arguments, from, to,
-                                   continues && from == begin, scratch);
+      kernels.accumulate_gradients(tables_[table], arguments, from, to, continues && from == begin,
+                                   scratch);
     }
   }
 
@@ -88,8 +88,7 @@ void sum_gradients(const EmbeddingBagCall& call, const StridedMatrix& grad_outpu
     group_lookups(call, chunk, grouped);
     const std::vector<TableKernelArguments> tables = table_arguments(call, chunk);
     bags.load(call, chunk, tables, grad_output, call.bags.per_sample_weights != nullptr);
-    const int64_t workers =
-        std::min(sums.max_workers(), useful_workers(call, chunk.num_lookups));
+    const int64_t workers = std::min(sums.max_workers(), useful_workers(call, chunk.num_lookups));
     sums.prepare(chunk, grouped, tables, workers);
     int64_t scratch_bytes = 0;
     for (const TableKernelArguments& table : tables) {

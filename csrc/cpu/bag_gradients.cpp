@@ -67,8 +67,7 @@ void BagGradients::load(const EmbeddingBagCall& call, const LookupChunk& chunk,
       arguments.slot_of = slot_of.data() + segment.first_position;
       arguments.weight_of =
           weighted ? weight_of.data() + segment.first_position * element : nullptr;
-      kernels.load_bag_gradients(arguments, share.bag_begin, share.bag_end,
-                                 scratch[worker].data());
+      kernels.load_bag_gradients(arguments, share.bag_begin, share.bag_end, scratch[worker].data());
     }
   });
 }

@@ -10,10 +10,10 @@
 namespace flowtt {
 
 struct BagGradients {
-  AlignedBuffer<char> gradients;       // accumulation type; [bags of the table, D] for each table
-  std::vector<int64_t> table_bytes;    // where each table's bags begin
-  AlignedBuffer<uint32_t> slot_of;     // [num_lookups], bag of each position, within its table
-  AlignedBuffer<char> weight_of;       // [num_lookups], accumulation type
+  AlignedBuffer<char> gradients;     // accumulation type; [bags of the table, D] for each table
+  std::vector<int64_t> table_bytes;  // where each table's bags begin
+  AlignedBuffer<uint32_t> slot_of;   // [num_lookups], bag of each position, within its table
+  AlignedBuffer<char> weight_of;     // [num_lookups], accumulation type
   std::vector<AlignedBuffer<char>> scratch;
 
   // `weighted`: also fill weight_of from the per-sample weights.

@@ -7,7 +7,8 @@ namespace flowtt {
 
 // Exact for every value below 2^63: with l = ceil(log2 divisor) and magic =
 // floor(2^(63 + l) / divisor) + 1, floor(value * magic / 2^(63 + l)) is the quotient, because the
-// rounding error magic * divisor - 2^(63 + l) is at most 2^l (Granlund and Montgomery 1994, thm 4.2).
+// rounding error magic * divisor - 2^(63 + l) is at most 2^l (Granlund and Montgomery 1994,
+// thm 4.2).
 struct FastDivisor {
   uint64_t divisor;
   uint64_t magic;

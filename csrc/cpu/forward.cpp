@@ -40,9 +40,9 @@ void ChunkRows::compute(const EmbeddingBagCall& call, const LookupChunk& chunk,
       const int64_t begin = std::max(bounds[worker], grouped.table_begin[table]);
       const int64_t end = std::min(bounds[worker + 1], grouped.table_begin[table + 1]);
       if (begin < end) {
-        char* target = rows.data() + table_bytes[table] +
-                       (begin - grouped.table_begin[table]) *
-                           tables[table].shape.embedding_dim * element;
+        char* target =
+            rows.data() + table_bytes[table] +
+            (begin - grouped.table_begin[table]) * tables[table].shape.embedding_dim * element;
         kernels.compute_rows(tables[table], grouped.keys.data(), begin, end, target,
                              scratch[worker].data());
       }
@@ -65,9 +65,12 @@ void zero_output(const EmbeddingBagCall& call, void* output, int64_t bytes) {
 
 int64_t element_bytes(ElementType type) {
   switch (type) {
-    case ElementType::kFloat64: return 8;
-    case ElementType::kFloat32: return 4;
-    default: return 2;
+    case ElementType::kFloat64:
+      return 8;
+    case ElementType::kFloat32:
+      return 4;
+    default:
+      return 2;
   }
 }
 
@@ -76,8 +79,7 @@ int64_t element_bytes(ElementType type) {
 void embedding_bag_forward(const EmbeddingBagCall& call, void* output, ElementType output_type,
                            int64_t total_columns) {
   check_offsets(call);
-  zero_output(call, output,
-              call.bags.batch_size * total_columns * element_bytes(output_type));
+  zero_output(call, output, call.bags.batch_size * total_columns * element_bytes(output_type));
   const CpuKernels& kernels = cpu_kernels(call.core_type);
   const int64_t element = accumulation_bytes(call.core_type);
   int64_t largest_dim = 1;

@@ -54,3 +54,8 @@ const CpuKernels& cpu_kernels(ElementType core_type) { return level().kernels(co
 const char* cpu_kernel_level() { return level().name; }
 
 }  // namespace flowtt
+
+// For torchrec_flowtt.ops.cpu_kernel_level.
+extern "C" __attribute__((visibility("default"))) const char* flowtt_cpu_kernel_level() {
+  return flowtt::cpu_kernel_level();
+}

@@ -26,14 +26,14 @@ struct TableKernelArguments {
 struct PoolArguments {
   const BagBatch* bags;
   int64_t feature;
-  int64_t lookup_begin;    // the segment's lookups
+  int64_t lookup_begin;  // the segment's lookups
   int64_t lookup_end;
   const uint32_t* row_of;  // of lookup_begin and on
   const void* rows;        // A [rows of the table, D]
   int64_t left_columns;
-  int64_t right_columns;   // q_d
+  int64_t right_columns;  // q_d
   bool transposed_rows;
-  void* output;            // first column of the feature
+  void* output;  // first column of the feature
   ElementType output_type;
   int64_t output_stride;
   const void* carried_in;  // A [D]: sum of the first bag's earlier lookups, or null
@@ -45,30 +45,30 @@ struct PoolArguments {
 struct BagGradientArguments {
   const BagBatch* bags;
   int64_t feature;
-  int64_t bag_begin;       // of the segment: the bag written to bag_gradients[0]
-  int64_t lookup_begin;    // the segment's lookups
+  int64_t bag_begin;     // of the segment: the bag written to bag_gradients[0]
+  int64_t lookup_begin;  // the segment's lookups
   int64_t lookup_end;
   StridedMatrix grad_output;  // data at the feature's first column
   int64_t left_columns;
   int64_t right_columns;
   bool transposed_rows;
-  void* bag_gradients;     // A [bags of the segment, D]
-  uint32_t first_slot;     // of bag_begin among the bags of its table
-  uint32_t* slot_of;       // of lookup_begin and on: takes the lookup's bag
-  void* weight_of;         // A, likewise, or null without per-sample weights
+  void* bag_gradients;  // A [bags of the segment, D]
+  uint32_t first_slot;  // of bag_begin among the bags of its table
+  uint32_t* slot_of;    // of lookup_begin and on: takes the lookup's bag
+  void* weight_of;      // A, likewise, or null without per-sample weights
 };
 
 // Where the gradient of one core's slices is summed.
 struct SliceGradients {
-  void* slices;             // A [slots, slice]; the last core's slices are transposed to [q_d, r]
-                            // under transposed_rows
-  const int32_t* slot_of;   // slot of each slice, or null when slot = slice
-  uint8_t* touched;         // per slot, set to 1; null when every slot is touched
-  void* head;               // A [slice], or null: see GradientArguments
+  void* slices;            // A [slots, slice]; the last core's slices are transposed to [q_d, r]
+                           // under transposed_rows
+  const int32_t* slot_of;  // slot of each slice, or null when slot = slice
+  uint8_t* touched;        // per slot, set to 1; null when every slot is touched
+  void* head;              // A [slice], or null: see GradientArguments
 };
 
-// The distinct rows of one table for one worker. The worker owns the slices of core `owned_core` that
-// begin within its range; if its first one is shared with the worker before, its part of that
+// The distinct rows of one table for one worker. The worker owns the slices of core `owned_core`
+// that begin within its range; if its first one is shared with the worker before, its part of that
 // slice's gradient goes to `head`.
 struct GradientArguments {
   const uint64_t* keys;
@@ -88,7 +88,7 @@ struct DotArguments {
   const void* bag_gradients;  // A [bags of the table, D]
   const uint32_t* row_of;     // of the first lookup and on
   const uint32_t* slot_of;
-  void* weights_grad;         // A
+  void* weights_grad;  // A
   int64_t dim;
 };
 
@@ -97,8 +97,8 @@ struct SliceUpdate {
   const void* const* partials;  // A* [num_partials]: the buffers of the workers, same slots
   int64_t num_partials;
   int64_t slice_numel;
-  int64_t transposed_rows;      // 0, or q_d when slices are stored [q_d, r]
-  void* dense_gradient;         // core's type, or null for a step
+  int64_t transposed_rows;  // 0, or q_d when slices are stored [q_d, r]
+  void* dense_gradient;     // core's type, or null for a step
   OptimizerType optimizer;
   void* core;
   void* momentum1;
@@ -107,7 +107,7 @@ struct SliceUpdate {
   double eps;
   double beta1;
   double beta2;
-  double correction1;           // 1 - beta1^iteration
+  double correction1;  // 1 - beta1^iteration
   double correction2;
   double weight_decay;
 };
@@ -121,8 +121,8 @@ struct CpuKernels {
   void (*pool_bags)(const PoolArguments&, int64_t bag_begin, int64_t bag_end, void* scratch);
   void (*load_bag_gradients)(const BagGradientArguments&, int64_t bag_begin, int64_t bag_end,
                              void* scratch);
-  void (*accumulate_gradients)(const TableKernelArguments&, const GradientArguments&,
-                               int64_t begin, int64_t end, bool continues, void* scratch);
+  void (*accumulate_gradients)(const TableKernelArguments&, const GradientArguments&, int64_t begin,
+                               int64_t end, bool continues, void* scratch);
   void (*dot_rows)(const DotArguments&, int64_t begin, int64_t end);
   // scratch: A [2 * slice_numel].
   void (*update_slice)(const SliceUpdate&, int64_t slice, int64_t slot, void* scratch);

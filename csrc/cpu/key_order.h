@@ -21,11 +21,11 @@
 namespace flowtt {
 
 struct KeyOrder {
-  FastDivisor tail;      // rows per prefix: p2 with 2 cores, else p3 (* p4)
-  FastDivisor second;    // p2, to split a row's prefix
-  FastDivisor first;     // p1, to split a key's prefix
-  FastDivisor last;      // p4 (4 cores): rows per i3
-  bool swapped;          // 3 or 4 cores
+  FastDivisor tail;    // rows per prefix: p2 with 2 cores, else p3 (* p4)
+  FastDivisor second;  // p2, to split a row's prefix
+  FastDivisor first;   // p1, to split a key's prefix
+  FastDivisor last;    // p4 (4 cores): rows per i3
+  bool swapped;        // 3 or 4 cores
 };
 
 static inline KeyOrder key_order(const TableShape& shape) {
@@ -45,8 +45,7 @@ __attribute__((always_inline)) static inline uint64_t key_of_row(const KeyOrder&
   const uint64_t prefix = divide(row, order.tail);
   const uint64_t i1 = divide(prefix, order.second);
   const uint64_t i2 = prefix - i1 * order.second.divisor;
-  return (i2 * order.first.divisor + i1) * order.tail.divisor +
-         (row - prefix * order.tail.divisor);
+  return (i2 * order.first.divisor + i1) * order.tail.divisor + (row - prefix * order.tail.divisor);
 }
 
 // The index into core `core` that a key (relative to its table) stands for.

@@ -123,8 +123,8 @@ bool ChunkPlanner::add_segment(LookupChunk& chunk, int64_t& free_elements) {
   segment.lookup_end = offset_at(bags, first_offset + segment.bag_end);
   if (segment.lookup_end - at_lookup_ > room) {
     segment.lookup_end = at_lookup_ + room;
-    segment.bag_end = first_bag_after(bags, feature, at_bag_, segment.bag_end,
-                                      segment.lookup_end - 1);
+    segment.bag_end =
+        first_bag_after(bags, feature, at_bag_, segment.bag_end, segment.lookup_end - 1);
   }
   const int64_t lookups = segment.lookup_end - segment.lookup_begin;
   if (lookups > 0) {
@@ -137,8 +137,7 @@ bool ChunkPlanner::add_segment(LookupChunk& chunk, int64_t& free_elements) {
     chunk.segments.push_back(segment);
     chunk.num_lookups += lookups;
     chunk.num_bags += segment.bag_end - segment.bag_begin;
-    free_elements -=
-        std::max(lookups, segment.bag_end - segment.bag_begin) * shape.embedding_dim;
+    free_elements -= std::max(lookups, segment.bag_end - segment.bag_begin) * shape.embedding_dim;
   }
 
   const bool cut_bag =

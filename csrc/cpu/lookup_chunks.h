@@ -14,9 +14,9 @@ namespace flowtt {
 struct BagSegment {
   int64_t feature;
   int32_t table;
-  int64_t bag_begin;       // bags of the feature, [bag_begin, bag_end)
+  int64_t bag_begin;  // bags of the feature, [bag_begin, bag_end)
   int64_t bag_end;
-  int64_t lookup_begin;    // positions in `indices`
+  int64_t lookup_begin;  // positions in `indices`
   int64_t lookup_end;
   int64_t first_position;  // of lookup_begin among the chunk's lookups
   int64_t first_bag;       // of bag_begin among the chunk's bags
@@ -61,7 +61,7 @@ class ChunkPlanner {
   std::vector<int64_t> features_;  // ordered by table
   size_t at_feature_ = 0;
   int64_t at_bag_ = 0;
-  int64_t at_lookup_ = 0;          // position in `indices`, within at_bag_
+  int64_t at_lookup_ = 0;  // position in `indices`, within at_bag_
 };
 
 }  // namespace flowtt

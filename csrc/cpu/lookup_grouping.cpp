@@ -87,8 +87,7 @@ int64_t pack_lookups(const EmbeddingBagCall& call, const LookupChunk& chunk, int
                      int64_t end, const RecordFormat& format, Record* records) {
   size_t table = 0;
   for (const BagSegment& segment : chunk.segments) {
-    const int64_t segment_end =
-        segment.first_position + segment.lookup_end - segment.lookup_begin;
+    const int64_t segment_end = segment.first_position + segment.lookup_end - segment.lookup_begin;
     const int64_t from = std::max(begin, segment.first_position);
     const int64_t to = std::min(end, segment_end);
     if (from >= to) {
@@ -210,8 +209,8 @@ void group_lookups(const EmbeddingBagCall& call, const LookupChunk& chunk,
   grouped.table_begin.clear();
   const uint64_t* keys = grouped.keys.data();
   for (const ChunkTable& table : chunk.tables) {
-    grouped.table_begin.push_back(
-        std::lower_bound(keys, keys + grouped.num_rows, table.first_key) - keys);
+    grouped.table_begin.push_back(std::lower_bound(keys, keys + grouped.num_rows, table.first_key) -
+                                  keys);
   }
   grouped.table_begin.push_back(grouped.num_rows);
 }
@@ -224,8 +223,7 @@ void rows_of_positions(const EmbeddingBagCall& call, const GroupedLookups& group
     // Cut at rows, so that the lookups of a row have one writer.
     const auto row_at = [&](int64_t part) {
       const auto lookup = static_cast<uint32_t>(grouped.num_lookups * part / workers);
-      return std::lower_bound(lookup_begin, lookup_begin + grouped.num_rows, lookup) -
-             lookup_begin;
+      return std::lower_bound(lookup_begin, lookup_begin + grouped.num_rows, lookup) - lookup_begin;
     };
     const int64_t end = row_at(worker + 1);
     size_t table = 0;

@@ -12,11 +12,11 @@ namespace flowtt {
 
 struct GroupedLookups {
   int64_t num_lookups = 0;
-  int64_t num_rows = 0;                 // distinct (table, row) pairs
-  AlignedBuffer<uint64_t> keys;         // [num_rows], ascending
-  AlignedBuffer<uint32_t> lookup_begin; // [num_rows + 1], into positions
-  AlignedBuffer<uint32_t> positions;    // [num_lookups], chunk positions, ascending within a row
-  std::vector<int64_t> table_begin;     // first row of each of the chunk's tables, and the end
+  int64_t num_rows = 0;                  // distinct (table, row) pairs
+  AlignedBuffer<uint64_t> keys;          // [num_rows], ascending
+  AlignedBuffer<uint32_t> lookup_begin;  // [num_rows + 1], into positions
+  AlignedBuffer<uint32_t> positions;     // [num_lookups], chunk positions, ascending within a row
+  std::vector<int64_t> table_begin;      // first row of each of the chunk's tables, and the end
 
   // Scratch of the sort, kept to be used again by the next chunk.
   AlignedBuffer<uint64_t> records;
@@ -27,8 +27,7 @@ struct GroupedLookups {
 int64_t useful_workers(const EmbeddingBagCall& call, int64_t num_lookups);
 
 // Throws std::out_of_range, naming the first bad index of the chunk, its feature and its table.
-void group_lookups(const EmbeddingBagCall& call, const LookupChunk& chunk,
-                   GroupedLookups& grouped);
+void group_lookups(const EmbeddingBagCall& call, const LookupChunk& chunk, GroupedLookups& grouped);
 
 // row_of[position] = index of the lookup's distinct row, relative to its table's first one.
 void rows_of_positions(const EmbeddingBagCall& call, const GroupedLookups& grouped,

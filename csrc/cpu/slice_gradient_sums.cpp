@@ -50,16 +50,14 @@ SliceGradientSums::SliceGradientSums(const EmbeddingBagCall& call)
       core.slice_numel = shape.slice_numel(k);
       core.num_slices = shape.p[k];
       core.owned = k == owned_core(shape.num_cores);
-      core.every_slice =
-          core.num_slices <= kFewSlices || core.num_slices <= lookups[table];
+      core.every_slice = core.num_slices <= kFewSlices || core.num_slices <= lookups[table];
       if (!core.owned) {
-        private_bytes +=
-            std::min(core.num_slices, lookups[table]) * core.slice_numel * element_;
+        private_bytes += std::min(core.num_slices, lookups[table]) * core.slice_numel * element_;
       }
     }
   }
-  max_workers_ = std::max<int64_t>(
-      1, std::min(call.threads.num_threads, kMaxPrivateBytes / private_bytes));
+  max_workers_ =
+      std::max<int64_t>(1, std::min(call.threads.num_threads, kMaxPrivateBytes / private_bytes));
 }
 
 void SliceGradientSums::assign_slots(CoreSums& core, const TableKernelArguments& table,
@@ -99,8 +97,7 @@ void SliceGradientSums::make_room(CoreSums& core, int64_t buffer) {
 }
 
 void SliceGradientSums::prepare(const LookupChunk& chunk, const GroupedLookups& grouped,
-                                const std::vector<TableKernelArguments>& tables,
-                                int64_t workers) {
+                                const std::vector<TableKernelArguments>& tables, int64_t workers) {
   struct Task {
     CoreSums* core;
     size_t table;
@@ -123,8 +120,8 @@ void SliceGradientSums::prepare(const LookupChunk& chunk, const GroupedLookups& 
   }
   call_.threads.run(static_cast<int64_t>(tasks.size()), [&](int64_t task) {
     const size_t table = tasks[task].table;
-    assign_slots(*tasks[task].core, tables[table], grouped.keys.data(),
-                 grouped.table_begin[table], grouped.table_begin[table + 1]);
+    assign_slots(*tasks[task].core, tables[table], grouped.keys.data(), grouped.table_begin[table],
+                 grouped.table_begin[table + 1]);
   });
   if (static_cast<int64_t>(heads_.size()) < workers) {
     heads_.resize(workers);

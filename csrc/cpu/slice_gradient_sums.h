@@ -31,8 +31,8 @@ class SliceGradientSums {
   // Where a worker adds the gradients of a core of a table; head only with the owned core.
   SliceGradients target(int32_t table, int core, int64_t worker);
 
-  // Adds the workers' heads (cleared by prepare) to the slices they belong to. heads[w] is the slice
-  // of worker w's head, or -1, and head_tables[w] its table.
+  // Adds the workers' heads (cleared by prepare) to the slices they belong to. heads[w] is the
+  // slice of worker w's head, or -1, and head_tables[w] its table.
   void add_heads(const std::vector<int32_t>& head_tables, const std::vector<int64_t>& heads);
 
   // Calls update_slice for every slice that was looked up. `base` tells what to do with the core of
@@ -48,12 +48,12 @@ class SliceGradientSums {
     int64_t num_slices = 0;
     int64_t num_slots = 0;
     bool owned = false;
-    bool every_slice = false;             // slot = slice, with `touched` flags
+    bool every_slice = false;  // slot = slice, with `touched` flags
     std::vector<uint8_t> touched;
     std::vector<int32_t> slot_of;
-    std::vector<int64_t> slice_of;        // of each slot
+    std::vector<int64_t> slice_of;          // of each slot
     std::vector<AlignedBuffer<char>> sums;  // one, or one per worker
-    std::vector<int64_t> zeroed;          // slots of `sums` in use
+    std::vector<int64_t> zeroed;            // slots of `sums` in use
   };
 
   void assign_slots(CoreSums& core, const TableKernelArguments& table, const uint64_t* keys,
@@ -66,7 +66,7 @@ class SliceGradientSums {
   const CpuKernels& kernels_;
   int64_t element_;
   int64_t max_workers_ = 1;
-  std::vector<CoreSums> cores_;           // as call.cores
+  std::vector<CoreSums> cores_;  // as call.cores
   std::vector<AlignedBuffer<char>> heads_;
 };
 

@@ -37,8 +37,7 @@ void embedding_bag_weights_grad(const EmbeddingBagCall& call, const StridedMatri
       arguments.dim = tables[position].shape.embedding_dim;
       const int64_t lookups = segment.lookup_end - segment.lookup_begin;
       call.threads.run(workers, [&](int64_t worker) {
-        kernels.dot_rows(arguments, lookups * worker / workers,
-                         lookups * (worker + 1) / workers);
+        kernels.dot_rows(arguments, lookups * worker / workers, lookups * (worker + 1) / workers);
       });
     }
   }

@@ -17,8 +17,8 @@ double row_cost(const TableShape& shape) {
   return cost;
 }
 
-// The first bag of the chunk (counted over its segments) at or after `cost`, where a bag costs one and
-// a lookup costs one.
+// The first bag of the chunk (counted over its segments) at or after `cost`, where a bag costs one
+// and a lookup costs one.
 BagShare bag_at_cost(const BagBatch& bags, const LookupChunk& chunk, int64_t cost) {
   const auto segment = std::prev(std::upper_bound(
       chunk.segments.begin() + 1, chunk.segments.end(), cost,

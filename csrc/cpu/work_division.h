@@ -18,8 +18,8 @@ bool rows_are_transposed(const TableShape& shape);
 std::vector<TableKernelArguments> table_arguments(const EmbeddingBagCall& call,
                                                   const LookupChunk& chunk);
 
-// Bounds [workers + 1] of the workers' shares of the distinct rows; a lookup costs lookup_weight times
-// the reading of its row.
+// Bounds [workers + 1] of the workers' shares of the distinct rows; a lookup costs lookup_weight
+// times the reading of its row.
 std::vector<int64_t> divide_rows(const EmbeddingBagCall& call, const LookupChunk& chunk,
                                  const GroupedLookups& grouped, int64_t workers,
                                  double lookup_weight);

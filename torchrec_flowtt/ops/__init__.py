@@ -7,11 +7,11 @@ an operator called without its kernel says what is missing.
 
 from torchrec_flowtt.ops import schemas  # noqa: I001  (schemas first: the others register on them)
 from torchrec_flowtt.ops import autograd, fake, library
-from torchrec_flowtt.ops.library import cuda_kernels_built, library_path
+from torchrec_flowtt.ops.library import cpu_kernel_level, cuda_kernels_built, library_path
 
 schemas.define()
 fake.register()
 autograd.register()
 library.load()
 
-__all__ = ["cuda_kernels_built", "library_path"]
+__all__ = ["cpu_kernel_level", "cuda_kernels_built", "library_path"]

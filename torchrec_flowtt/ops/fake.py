@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,7 +61,7 @@ def _tt_embedding_bag_backward_update(*_: object) -> None:
 
 def register() -> None:
     """Registers the fake kernels. Called once, when the package is imported."""
-    kernels = {
+    kernels: dict[str, Callable[..., Any]] = {
         "tt_embedding_bag": _tt_embedding_bag,
         "tt_embedding_bag_backward": _tt_embedding_bag_backward,
         "tt_embedding_bag_weights_grad": _tt_embedding_bag_weights_grad,

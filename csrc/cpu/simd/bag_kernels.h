@@ -52,8 +52,8 @@ FLOWTT_INLINE void load_row(const StridedMatrix& matrix, int64_t row, float* tar
       return load_strided(static_cast<const Half*>(matrix.data) + offset, matrix.column_stride,
                           target, count);
     case ElementType::kBFloat16:
-      return load_strided(static_cast<const BFloat16*>(matrix.data) + offset,
-                          matrix.column_stride, target, count);
+      return load_strided(static_cast<const BFloat16*>(matrix.data) + offset, matrix.column_stride,
+                          target, count);
     case ElementType::kFloat64:
       return;
   }
@@ -69,9 +69,8 @@ FLOWTT_INLINE void load_row(const StridedMatrix& matrix, int64_t row, double* ta
 
 template <typename A>
 FLOWTT_INLINE void scale(A* values, A factor, int64_t count) {
-  for_each_vector<A>(count, [&]<int W>(int64_t i) {
-    store<A, W>(values + i, load<A, W>(values + i) * factor);
-  });
+  for_each_vector<A>(
+      count, [&]<int W>(int64_t i) { store<A, W>(values + i, load<A, W>(values + i) * factor); });
 }
 
 FLOWTT_INLINE void prefetch_row(const void* row, int64_t bytes) {
@@ -189,11 +188,9 @@ void load_bag_gradients(const BagGradientArguments& arguments, int64_t bag_begin
     if (arguments.transposed_rows) {
       transpose(arguments.left_columns, arguments.right_columns, natural, target);
     }
-    const int64_t begin =
-        bag_first < arguments.lookup_begin ? arguments.lookup_begin : bag_first;
+    const int64_t begin = bag_first < arguments.lookup_begin ? arguments.lookup_begin : bag_first;
     const int64_t end = bag_last > arguments.lookup_end ? arguments.lookup_end : bag_last;
-    const uint32_t slot =
-        arguments.first_slot + static_cast<uint32_t>(bag - arguments.bag_begin);
+    const uint32_t slot = arguments.first_slot + static_cast<uint32_t>(bag - arguments.bag_begin);
     for (int64_t i = begin; i < end; ++i) {
       arguments.slot_of[i - arguments.lookup_begin] = slot;
     }

@@ -1,5 +1,5 @@
-// The chain of one table: slices in the accumulation type, prefix products, and the walk over distinct
-// rows in key order that computes every shared prefix once.
+// The chain of one table: slices in the accumulation type, prefix products, and the walk over
+// distinct rows in key order that computes every shared prefix once.
 //
 // Prefixes with the same second slice are handled in tiles: their first slices are stacked, so that
 // one matrix product with G_2[i2] serves the whole tile.
@@ -35,8 +35,8 @@ class ScratchAllocator {
   int64_t used_ = 0;
 };
 
-// Prefixes (i1, i2) with a common i2. Prefix n has the distinct rows [row_begin[n], row_begin[n + 1]),
-// whose keys are tail_key[n] + index within the prefix.
+// Prefixes (i1, i2) with a common i2. Prefix n has the distinct rows [row_begin[n], row_begin[n +
+// 1]), whose keys are tail_key[n] + index within the prefix.
 struct PrefixTile {
   int64_t i2;
   int64_t count;
@@ -51,19 +51,19 @@ struct Chain {
   const TableShape& shape;
   int cores;
   int64_t q1, r1, q2, r2, q3, r3;
-  int64_t left;        // Q: rows of the last prefix product
-  int64_t last_rank;   // r_(d-1)
-  int64_t last_q;      // q_d
+  int64_t left;       // Q: rows of the last prefix product
+  int64_t last_rank;  // r_(d-1)
+  int64_t last_q;     // q_d
   int64_t tile_limit;
 
   // Scratch. Converted slices are used when T is not A.
-  A* first_slices;     // [tile, q1, r1]
-  A* second_slice;     // [r1, q2 r2]
-  A* third_slice;      // [r2, q3 r3], 4 cores
-  A* last_slice;       // [r_(d-1), q_d]
-  A* second_product;   // [tile, q1 q2, r2]
-  A* third_product;    // [q1 q2 q3, r3], 4 cores
-  A* turned;           // [r_(d-1), Q]
+  A* first_slices;    // [tile, q1, r1]
+  A* second_slice;    // [r1, q2 r2]
+  A* third_slice;     // [r2, q3 r3], 4 cores
+  A* last_slice;      // [r_(d-1), q_d]
+  A* second_product;  // [tile, q1 q2, r2]
+  A* third_product;   // [q1 q2 q3, r3], 4 cores
+  A* turned;          // [r_(d-1), Q]
 
   Chain(const TableKernelArguments& arguments, ScratchAllocator<A>& scratch)
       : table(arguments), shape(arguments.shape), cores(arguments.shape.num_cores) {
@@ -106,8 +106,8 @@ struct Chain {
     }
   }
 
-  // The tile of prefixes that starts at row `begin`; ends at `end`, at another second slice, or when
-  // full. 3 or 4 cores.
+  // The tile of prefixes that starts at row `begin`; ends at `end`, at another second slice, or
+  // when full. 3 or 4 cores.
   FLOWTT_INLINE void collect_tile(const uint64_t* keys, int64_t begin, int64_t end,
                                   PrefixTile& tile) const {
     const uint64_t tail = table.order.tail.divisor;
@@ -147,8 +147,7 @@ struct Chain {
       }
     }
     matrix_product<Accumulate::kNo, Order::kRowMajor>(tile.count * q1, q2 * r2, r1, first_slices,
-                                                      r1, second, q2 * r2, second_product,
-                                                      q2 * r2);
+                                                      r1, second, q2 * r2, second_product, q2 * r2);
   }
 };
 

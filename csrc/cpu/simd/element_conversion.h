@@ -106,10 +106,9 @@ FLOWTT_INLINE void store_elements(const float* source, T* target, int64_t count)
   if constexpr (__is_same(T, Half)) {
 #if defined(__AVX512F__)
     for (; i + 16 <= count; i += 16) {
-      _mm256_storeu_si256(
-          reinterpret_cast<__m256i*>(target + i),
-          _mm512_cvtps_ph(_mm512_loadu_ps(source + i),
-                          _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(target + i),
+                          _mm512_cvtps_ph(_mm512_loadu_ps(source + i),
+                                          _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
     }
 #endif
 #if defined(__F16C__)

@@ -15,14 +15,14 @@ struct GradientKernel {
   Chain<T, A> chain;
   const GradientArguments& arguments;
 
-  A* row_gradient;            // [D]
-  A* turned_row_gradient;     // [D]
-  A* turned_gradient;         // [r_(d-1), Q]: dP of the last prefix, transposed
-  A* second_gradient;         // [tile, q1 q2, r2]
-  A* turned_second;           // [q2 r2, r1]: the second slice transposed
-  A* first_gradient;          // [tile, q1, r1]
-  A* third_gradient;          // [q1 q2 q3, r3]
-  A* turned_third;            // [q3 r3, r2]
+  A* row_gradient;         // [D]
+  A* turned_row_gradient;  // [D]
+  A* turned_gradient;      // [r_(d-1), Q]: dP of the last prefix, transposed
+  A* second_gradient;      // [tile, q1 q2, r2]
+  A* turned_second;        // [q2 r2, r1]: the second slice transposed
+  A* first_gradient;       // [tile, q1, r1]
+  A* third_gradient;       // [q1 q2 q3, r3]
+  A* turned_third;         // [q3 r3, r2]
 
   GradientKernel(const TableKernelArguments& table, const GradientArguments& gradient_arguments,
                  ScratchAllocator<A>& scratch)
@@ -104,8 +104,7 @@ struct GradientKernel {
     for (; column + 4 * W <= dim; column += 4 * W) {
       body.template operator()<W, 4>(column);
     }
-    for_each_vector<A>(
-        dim, [&]<int V>(int64_t at) { body.template operator()<V, 1>(at); }, column);
+    for_each_vector<A>(dim, [&]<int V>(int64_t at) { body.template operator()<V, 1>(at); }, column);
   }
 
   // Rows [begin, end) share the prefix product [Q, r]. Writes its gradient to product_gradient.
@@ -125,15 +124,14 @@ struct GradientKernel {
         matrix_product<Accumulate::kYes, Order::kRowMajor>(last_q, rank, left, gradient, left,
                                                            product, rank, slice_gradient, rank);
       } else {
-        matrix_product<Accumulate::kYes, Order::kColumnMajor>(rank, last_q, left, product, rank,
-                                                              gradient, last_q, slice_gradient,
-                                                              last_q);
+        matrix_product<Accumulate::kYes, Order::kColumnMajor>(
+            rank, last_q, left, product, rank, gradient, last_q, slice_gradient, last_q);
         transpose(left, last_q, gradient, turned_row_gradient);
         turned = turned_row_gradient;
       }
       if (row == begin) {
-        matrix_product<Accumulate::kNo, Order::kRowMajor>(rank, left, last_q, slice, last_q,
-                                                          turned, left, turned_gradient, left);
+        matrix_product<Accumulate::kNo, Order::kRowMajor>(rank, left, last_q, slice, last_q, turned,
+                                                          left, turned_gradient, left);
       } else {
         matrix_product<Accumulate::kYes, Order::kRowMajor>(rank, left, last_q, slice, last_q,
                                                            turned, left, turned_gradient, left);
@@ -158,9 +156,9 @@ struct GradientKernel {
         },
         [&](const A* third_product, int64_t group_begin, int64_t group_end, uint64_t first_key) {
           group(third_product, group_begin, group_end, first_key, third_gradient);
-          matrix_product<Accumulate::kYes, Order::kColumnMajor>(
-              chain.r2, columns, rows, product, chain.r2, third_gradient, columns, target(2, i3),
-              columns);
+          matrix_product<Accumulate::kYes, Order::kColumnMajor>(chain.r2, columns, rows, product,
+                                                                chain.r2, third_gradient, columns,
+                                                                target(2, i3), columns);
           if (first) {
             set_zero(product_gradient, rows * chain.r2);
             first = false;
@@ -216,9 +214,9 @@ struct GradientKernel {
       matrix_product<Accumulate::kYes, Order::kColumnMajor>(
           chain.r1, columns, stacked, chain.first_slices, chain.r1, second_gradient, columns,
           second_target, columns);
-      matrix_product<Accumulate::kNo, Order::kRowMajor>(stacked, chain.r1, columns,
-                                                        second_gradient, columns, turned_second,
-                                                        chain.r1, first_gradient, chain.r1);
+      matrix_product<Accumulate::kNo, Order::kRowMajor>(stacked, chain.r1, columns, second_gradient,
+                                                        columns, turned_second, chain.r1,
+                                                        first_gradient, chain.r1);
       for (int64_t n = 0; n < tile.count; ++n) {
         add_to(target(0, tile.i1[n]), first_gradient + n * first_numel, first_numel);
       }

@@ -14,9 +14,9 @@ namespace {
 
 template <typename T, typename A>
 constexpr CpuKernels make_kernels() {
-  return {&scratch_bytes<T, A>,         &compute_rows<T, A>, &pool_bags<A>,
-          &load_bag_gradients<A>,       &accumulate_gradients<T, A>,
-          &dot_rows<A>,                 &update_slice<T, A>};
+  return {&scratch_bytes<T, A>,   &compute_rows<T, A>,         &pool_bags<A>,
+          &load_bag_gradients<A>, &accumulate_gradients<T, A>, &dot_rows<A>,
+          &update_slice<T, A>};
 }
 
 constexpr CpuKernels kFloat32Kernels = make_kernels<float, float>();
@@ -28,10 +28,14 @@ constexpr CpuKernels kFloat64Kernels = make_kernels<double, double>();
 
 const CpuKernels& FLOWTT_CONCATENATE(cpu_kernels_, FLOWTT_CPU_LEVEL)(ElementType core_type) {
   switch (core_type) {
-    case ElementType::kFloat16: return kFloat16Kernels;
-    case ElementType::kBFloat16: return kBFloat16Kernels;
-    case ElementType::kFloat64: return kFloat64Kernels;
-    case ElementType::kFloat32: break;
+    case ElementType::kFloat16:
+      return kFloat16Kernels;
+    case ElementType::kBFloat16:
+      return kBFloat16Kernels;
+    case ElementType::kFloat64:
+      return kFloat64Kernels;
+    case ElementType::kFloat32:
+      break;
   }
   return kFloat32Kernels;
 }

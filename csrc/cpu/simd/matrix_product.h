@@ -54,8 +54,8 @@ FLOWTT_INLINE void product_block(int64_t depth, const A* a, int64_t lda, const A
 
 // All rows of a column block.
 template <typename A, int W, int M, int N, Accumulate kAccumulate, Order kOrder>
-FLOWTT_INLINE void product_columns(int64_t rows, int64_t depth, const A* a, int64_t lda,
-                                   const A* b, int64_t ldb, A* c, int64_t ldc) {
+FLOWTT_INLINE void product_columns(int64_t rows, int64_t depth, const A* a, int64_t lda, const A* b,
+                                   int64_t ldb, A* c, int64_t ldc) {
   int64_t m = 0;
   for (; m + M <= rows; m += M) {
     product_block<A, W, M, N, kAccumulate, kOrder>(
@@ -79,8 +79,8 @@ FLOWTT_INLINE void product_tail(int64_t rows, int64_t columns, int64_t depth, co
   }
   if constexpr (W > 1) {
     if (n < columns) {
-      product_tail<A, (W > 4 ? W / 2 : 1), kAccumulate, kOrder>(
-          rows, columns - n, depth, a, lda, b + n, ldb, c + n, ldc);
+      product_tail<A, (W > 4 ? W / 2 : 1), kAccumulate, kOrder>(rows, columns - n, depth, a, lda,
+                                                                b + n, ldb, c + n, ldc);
     }
   }
 }
@@ -98,8 +98,8 @@ __attribute__((noinline)) void matrix_product(int64_t rows, int64_t columns, int
   }
   constexpr int kPairRows = kVectorRegisters >= 32 ? 8 : 4;
   for (; n + 2 * W <= columns; n += 2 * W) {
-    product_columns<A, W, kPairRows, 2, kAccumulate, kOrder>(rows, depth, a, lda, b + n, ldb,
-                                                             c + n, ldc);
+    product_columns<A, W, kPairRows, 2, kAccumulate, kOrder>(rows, depth, a, lda, b + n, ldb, c + n,
+                                                             ldc);
   }
   if (n < columns) {
     product_tail<A, W, kAccumulate, kOrder>(rows, columns - n, depth, a, lda, b + n, ldb, c + n,

@@ -44,12 +44,11 @@ void compute_rows(const TableKernelArguments& table, const uint64_t* keys, int64
   RowKernel<T, A> kernel{Chain<T, A>(table, scratch), keys, static_cast<A*>(rows), begin};
   Chain<T, A>& chain = kernel.chain;
   if (chain.cores == 2) {
-    for_each_first_slice(chain, keys, begin, end,
-                         [&](int64_t i1, int64_t group_begin, int64_t group_end,
-                             uint64_t first_key) {
-                           kernel.group(chain.slice(0, i1, chain.first_slices), group_begin,
-                                        group_end, first_key);
-                         });
+    for_each_first_slice(
+        chain, keys, begin, end,
+        [&](int64_t i1, int64_t group_begin, int64_t group_end, uint64_t first_key) {
+          kernel.group(chain.slice(0, i1, chain.first_slices), group_begin, group_end, first_key);
+        });
     return;
   }
   PrefixTile tile;

@@ -1,6 +1,6 @@
 // Vectors of a fixed number of lanes, by the compiler's vector extension: one source serves every
-// instruction set. Everything in simd/ lives in an unnamed namespace, because the files are compiled
-// several times with different instruction sets and must share no symbol.
+// instruction set. Everything in simd/ lives in an unnamed namespace, because the files are
+// compiled several times with different instruction sets and must share no symbol.
 #pragma once
 
 #include <cstdint>
@@ -47,8 +47,8 @@ FLOWTT_INLINE void store(A* target, const Vector<A, W>& value) {
   __builtin_memcpy(target, &value, sizeof(value));
 }
 
-// Calls body.template operator()<W>(i) for i = 0, W, 2W, .. with vectors as wide as still fit, down to
-// single elements: covers exactly [0, count).
+// Calls body.template operator()<W>(i) for i = 0, W, 2W, .. with vectors as wide as still fit, down
+// to single elements: covers exactly [0, count).
 template <typename A, int W = kLanes<A>, typename Body>
 FLOWTT_INLINE void for_each_vector(int64_t count, const Body& body, int64_t begin = 0) {
   int64_t i = begin;
