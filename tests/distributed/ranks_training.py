@@ -13,6 +13,7 @@ from sharded_models import (
     shard,
     target,
     tt_and_fbgemm_tables,
+    variable_batch,
 )
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor import ShardedTensor
@@ -151,6 +152,52 @@ def row_wise_mean_beside_tt_sum() -> None:
     compare_training(tables)
 
 
+def compare_variable_batches(tables: list[Table]) -> None:
+    reference = Reference(tables)
+    # FBGEMM has no Adagrad for variable batches.
+    model = shard(tables, {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.05})
+    model.load_state_dict(reference.state_dict())
+    parameters = dense_parameters(model)
+    dense = torch.optim.SGD(parameters, lr=0.05) if parameters else None
+    trainer = torch.optim.SGD(reference.parameters.values(), lr=0.05)
+    rank = dist.get_rank()
+    for step in range(3):
+        batches = [variable_batch(tables, r, step) for r in range(2)]
+        trainer.zero_grad()
+        outputs = [reference.output(everything) for _, everything in batches]
+        (sum(target(output, step) for output in outputs) / 2).backward()
+        trainer.step()
+        output = in_order(model, batches[rank][0], reference)
+        torch.testing.assert_close(output.double(), outputs[rank].detach(), rtol=1e-5, atol=1e-5)
+        if dense is not None:
+            dense.zero_grad()
+        target(output, step).backward()
+        if dense is not None:
+            dense.step()
+    compare_state(model, reference, 2e-5)
+
+
+def variable_batch_table_wise() -> None:
+    compare_variable_batches(
+        [
+            Table("tt_a", "tw0", ["a", "b"]),
+            Table("tt_b", "tw1", ["c"], mean=True),
+            Table("fb_tw", "tw0", ["d"], tt=False),
+            Table("tt_c", "tw0", ["e"], mean=True),
+        ]
+    )
+
+
+def variable_batch_data_parallel() -> None:
+    compare_variable_batches(
+        [
+            Table("tt_a", "tw0", ["a"]),
+            Table("tt_b", "dp", ["b", "c"]),
+            Table("tt_c", "dp", ["d"], mean=True),
+        ]
+    )
+
+
 if __name__ == "__main__":
     run_on_rank(
         {
@@ -161,5 +208,7 @@ if __name__ == "__main__":
             "ranks_differ_in_batch_size": ranks_differ_in_batch_size,
             "rank_without_examples": rank_without_examples,
             "row_wise_mean_beside_tt_sum": row_wise_mean_beside_tt_sum,
+            "variable_batch_table_wise": variable_batch_table_wise,
+            "variable_batch_data_parallel": variable_batch_data_parallel,
         }
     )

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.sharding_plan import (
@@ -157,9 +156,33 @@ def batch(
     return KeyedJaggedTensor(keys=list(rows), values=flat, lengths=lengths, weights=weights)
 
 
-def all_batches(tables: Sequence[Table], step: int, **kwargs) -> list[KeyedJaggedTensor]:
-    """The batches of all ranks at a step."""
-    return [batch(tables, rank, step, **kwargs) for rank in range(dist.get_world_size())]
+def variable_batch(
+    tables: Sequence[Table], rank: int, step: int, size: int = 6
+) -> tuple[KeyedJaggedTensor, KeyedJaggedTensor]:
+    """A batch whose features differ in their number of bags, and the same batch with all bags."""
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    limits = {feature: table.rows for table in tables for feature in table.features}
+    bags, lengths, chosen = [], [], []
+    for limit in limits.values():
+        count = int(torch.randint(1, size + 1, (1,), generator=generator))
+        lengths.append(torch.randint(0, 4, (count,), generator=generator))
+        values = torch.randint(0, limit, (int(lengths[-1].sum()),), generator=generator)
+        bags.append(values.split(lengths[-1].tolist()))
+        chosen.append(torch.randint(0, count, (size,), generator=generator))
+    keys = list(limits)
+    deduplicated = KeyedJaggedTensor(
+        keys=keys,
+        values=torch.cat([bag for feature in bags for bag in feature]),
+        lengths=torch.cat(lengths),
+        stride_per_key_per_rank=[[length.numel()] for length in lengths],
+        inverse_indices=(keys, torch.stack(chosen)),
+    )
+    everything = KeyedJaggedTensor(
+        keys=keys,
+        values=torch.cat([f[b] for f, c in zip(bags, chosen, strict=True) for b in c.tolist()]),
+        lengths=torch.cat([n[c] for n, c in zip(lengths, chosen, strict=True)]),
+    )
+    return deduplicated, everything
 
 
 def target(output: Tensor, step: int) -> Tensor:

@@ -13,6 +13,8 @@ CHECKS = [
     "ranks_differ_in_batch_size",
     "rank_without_examples",
     "row_wise_mean_beside_tt_sum",
+    "variable_batch_table_wise",
+    "variable_batch_data_parallel",
 ]
 
 

@@ -109,6 +109,12 @@ def unwrapped_lookups(sharded: nn.Module) -> list[nn.Module]:
     return lookups
 
 
+def group_embeddings(lookup: nn.Module, features: Any) -> tuple[list[Any], list[torch.Tensor]]:
+    """The features of each group of tables of a lookup, and their embeddings."""
+    groups = features.split(_private(lookup, "_feature_splits"))
+    return groups, _private(lookup, "_forward")(groups)
+
+
 def embedding_kernels(lookup: nn.Module) -> list[nn.Module]:
     """The embedding kernels of a lookup, one a group of tables."""
     return list(_private(lookup, "_emb_modules"))

@@ -16,6 +16,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec_flowtt.distributed.core_states import CorePlacement
 from torchrec_flowtt.distributed.fused_optimizer import FlowTTFusedOptimizer
 from torchrec_flowtt.distributed.fused_params import FusedOptimizerParams
+from torchrec_flowtt.distributed.variable_batch import equal_batch_offsets, rank_major
 from torchrec_flowtt.functional import PoolingMode
 from torchrec_flowtt.modules import OptimizerConfig, OptimType, TableBatchedFlowTTEmbeddingBags
 from torchrec_flowtt.shapes import TTSpec
@@ -79,18 +80,21 @@ class FlowTTEmbeddingBagKernel(BaseEmbedding):
         return self._emb_module
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        """Pooled embeddings ``[B, sum_f D_f]`` of the group's features.
+        """Pooled embeddings of the group's features.
 
-        Raises:
-            NotImplementedError: for inputs with a batch size of their own for each feature.
+        Returns:
+            ``[B, sum_f D_f]``. With a batch size of its own for every feature (and rank the
+            features came from), a flat tensor: rank after rank, in it feature after feature, as
+            FBGEMM's kernels return it.
         """
-        if features.variable_stride_per_key():
-            raise NotImplementedError(
-                f"TT tables {self.tables}: a variable batch size per feature is not supported"
-            )
         weights = features.weights_or_none() if self._config.is_weighted else None
-        pooled: torch.Tensor = self._emb_module(features.values(), features.offsets(), weights)
-        return pooled
+        if not features.variable_stride_per_key():
+            pooled: torch.Tensor = self._emb_module(features.values(), features.offsets(), weights)
+            return pooled
+        strides = features.stride_per_key_per_rank()
+        offsets = equal_batch_offsets(features.offsets(), [sum(stride) for stride in strides])
+        pooled = self._emb_module(features.values(), offsets, weights)
+        return rank_major(pooled, strides, self._config.embedding_dims())
 
     def tt_cores_by_table(self) -> dict[str, list[nn.Parameter]]:
         """The TT-cores of every table of the group."""

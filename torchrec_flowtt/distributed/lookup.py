@@ -5,15 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torchrec.distributed.embedding_lookup import GroupedPooledEmbeddingsLookup
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel, GroupedEmbeddingConfig
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from torchrec_flowtt.distributed.compat import bind_kernel_arguments
+from torchrec_flowtt.distributed.compat import (
+    bind_kernel_arguments,
+    embedding_kernels,
+    group_embeddings,
+)
 from torchrec_flowtt.distributed.core_states import CorePlacement
 from torchrec_flowtt.distributed.kernels import (
     DenseFlowTTEmbeddingBagKernel,
+    FlowTTEmbeddingBagKernel,
     FusedFlowTTEmbeddingBagKernel,
 )
+from torchrec_flowtt.distributed.variable_batch import merge_groups
 from torchrec_flowtt.shapes import TTSpec
 
 
@@ -49,3 +57,21 @@ class FlowTTGroupedPooledEmbeddingsLookup(GroupedPooledEmbeddingsLookup):
         if self._placements is None:
             return DenseFlowTTEmbeddingBagKernel(config, self._tt_specs, device)
         return FusedFlowTTEmbeddingBagKernel(config, self._tt_specs, device, self._placements)
+
+    def forward(self, sparse_features: KeyedJaggedTensor) -> torch.Tensor:
+        """Pooled embeddings of this rank's tables; see the kernels for the shape."""
+        kernels = embedding_kernels(self)
+        if (
+            len(kernels) < 2
+            or not sparse_features.variable_stride_per_key()
+            or not any(isinstance(kernel, FlowTTEmbeddingBagKernel) for kernel in kernels)
+        ):
+            pooled: torch.Tensor = super().forward(sparse_features)
+            return pooled
+        # TorchRec merges variable batches inside FBGEMM's kernels, which TT kernels do not have.
+        groups, embeddings = group_embeddings(self, sparse_features)
+        return merge_groups(
+            embeddings,
+            [group.stride_per_key_per_rank() for group in groups],
+            [kernel.config.embedding_dims() for kernel in kernels],
+        )

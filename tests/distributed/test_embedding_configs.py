@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, PoolingType
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+from torchrec_flowtt.distributed import FlowTTEmbeddingBagConfig
+
+
+def config(**changes: object) -> FlowTTEmbeddingBagConfig:
+    fields: dict = {
+        "name": "ads",
+        "num_embeddings": 1000,
+        "embedding_dim": 16,
+        "feature_names": ["ad_id"],
+        "tt_ranks": (8, 4),
+    }
+    return FlowTTEmbeddingBagConfig(**{**fields, **changes})
+
+
+def test_is_a_config_of_torchrec() -> None:
+    made = config(pooling=PoolingType.MEAN)
+    assert isinstance(made, EmbeddingBagConfig)
+    assert (made.name, made.num_embeddings, made.embedding_dim) == ("ads", 1000, 16)
+    assert made.pooling is PoolingType.MEAN
+
+
+def test_resolves_the_tt_shape() -> None:
+    made = config()
+    assert made.num_cores == 3
+    assert made.tt_spec.tt_ranks == (8, 4)
+    assert made.tt_spec.num_embeddings == 1000
+    assert made.tt_spec.name == "ads"
+
+
+@pytest.mark.parametrize(
+    ("given", "ranks", "cores"),
+    [
+        ({"tt_ranks": 5}, (5, 5), 3),
+        ({"tt_ranks": 5, "num_cores": 4}, (5, 5, 5), 4),
+        ({"tt_ranks": (7,)}, (7,), 2),
+        ({"tt_ranks": 3, "p_shapes": (40, 30)}, (3,), 2),
+        ({"tt_ranks": 3, "q_shapes": (2, 2, 2, 2)}, (3, 3, 3), 4),
+    ],
+)
+def test_number_of_cores_follows_what_is_given(
+    given: dict, ranks: tuple[int, ...], cores: int
+) -> None:
+    made = config(**given)
+    assert made.tt_spec.tt_ranks == ranks
+    assert made.num_cores == cores == made.tt_spec.num_cores
+
+
+def test_keeps_the_factors_given() -> None:
+    made = config(p_shapes=(11, 10, 10), q_shapes=(1, 4, 4))
+    assert made.tt_spec.p_shapes == (11, 10, 10)
+    assert made.tt_spec.q_shapes == (1, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"tt_ranks": None}, ("ads", "tt_ranks")),
+        ({"p_shapes": (9, 10, 10)}, ("ads", "p_shapes", "1000", "900")),
+        ({"q_shapes": (2, 2, 2)}, ("ads", "q_shapes", "16")),
+        ({"p_shapes": (100, 10), "num_cores": 3}, ("ads", "p_shapes", "3")),
+        ({"tt_ranks": (0, 4)}, ("ads", "tt_rank")),
+        ({"num_cores": 5, "tt_ranks": 4}, ("ads", "num_cores", "5")),
+        ({"data_type": DataType.INT8}, ("ads", "data_type", "INT8")),
+        ({"pooling": PoolingType.NONE}, ("ads", "pooling")),
+        ({"init_fn": torch.nn.init.zeros_}, ("ads", "init_fn", "weight_init_min")),
+        ({"use_virtual_table": True}, ("ads", "use_virtual_table")),
+        ({"num_embeddings_post_pruning": 10}, ("ads", "num_embeddings_post_pruning")),
+    ],
+)
+def test_refuses_what_a_tt_table_cannot_be(changes: dict, parts: tuple[str, ...]) -> None:
+    with pytest.raises((ValueError, TypeError)) as caught:
+        config(**changes)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_init_variance_is_that_of_the_uniform_range() -> None:
+    assert config().init_variance == pytest.approx(1 / 3000)
+    assert config(weight_init_min=-0.5, weight_init_max=1.0).init_variance == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(
+    ("data_type", "dtype"),
+    [
+        (DataType.FP32, torch.float32),
+        (DataType.FP16, torch.float16),
+        (DataType.BF16, torch.bfloat16),
+    ],
+)
+def test_dtype(data_type: DataType, dtype: torch.dtype) -> None:
+    assert config(data_type=data_type).dtype is dtype
+
+
+def test_copies_and_replacements() -> None:
+    made = config()
+    assert copy.deepcopy(made).tt_spec == made.tt_spec
+    assert dataclasses.replace(made, name="other").tt_spec.name == "other"
+
+
+def test_a_plain_collection_refuses_it() -> None:
+    with pytest.raises(TypeError, match="'ads'.*FlowTTEmbeddingBagCollection"):
+        EmbeddingBagCollection(tables=[config()])
