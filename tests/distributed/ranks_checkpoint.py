@@ -13,14 +13,15 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from sharded_models import Table, batch, dense_parameters, shard, target
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.tensor import DTensor
 from torchrec.distributed.types import ShardingEnv
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
-from torchrun_launcher import run_on_rank
+
+from tests.distributed.sharded_models import Table, batch, dense_parameters, shard, target
+from tests.distributed.torchrun_launcher import run_on_rank
 
 OPTIMIZERS = {
     "sgd": {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.1},

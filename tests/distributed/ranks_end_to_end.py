@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from ranks_training import compare_state, whole
-from sharded_models import Model, Reference, Table, batch, dense_parameters, plan_for, shard, target
 from torch import Tensor, nn
 from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -25,8 +23,19 @@ from torchrec.distributed.types import ShardingEnv, ShardingEnv2D, ShardingPlan
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
-from torchrun_launcher import run_on_rank
 
+from tests.distributed.ranks_training import compare_state, whole
+from tests.distributed.sharded_models import (
+    Model,
+    Reference,
+    Table,
+    batch,
+    dense_parameters,
+    plan_for,
+    shard,
+    target,
+)
+from tests.distributed.torchrun_launcher import run_on_rank
 from torchrec_flowtt.distributed import (
     FlowTTEmbeddingBagCollection,
     FlowTTEmbeddingBagCollectionSharder,

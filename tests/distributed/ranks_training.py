@@ -5,7 +5,10 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from sharded_models import (
+from torch import Tensor
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+
+from tests.distributed.sharded_models import (
     Reference,
     Table,
     batch,
@@ -15,9 +18,7 @@ from sharded_models import (
     tt_and_fbgemm_tables,
     variable_batch,
 )
-from torch import Tensor
-from torch.distributed._shard.sharded_tensor import ShardedTensor
-from torchrun_launcher import run_on_rank
+from tests.distributed.torchrun_launcher import run_on_rank
 
 STEPS = 5
 ADAGRAD = {"optimizer": EmbOptimType.EXACT_ADAGRAD, "learning_rate": 0.05, "eps": 1e-6}

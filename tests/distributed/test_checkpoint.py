@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from torchrun_launcher import Outcomes, run_script
+
+from tests.distributed.torchrun_launcher import Outcomes, run_script
 
 CHECKS = [
     "save_for_other_world_sizes",

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from sharded_models import Reference, Table, batch
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from tests.distributed.sharded_models import Reference, Table, batch
 from torchrec_flowtt.distributed import FlowTTEmbeddingBagCollection, FlowTTEmbeddingBagConfig
 from torchrec_flowtt.modules import second_moment
 

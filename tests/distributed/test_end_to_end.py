@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from torchrun_launcher import Outcomes, run_script
+
+from tests.distributed.torchrun_launcher import Outcomes, run_script
 
 CHECKS = [
     "planned_pipeline_equals_plain_loop",

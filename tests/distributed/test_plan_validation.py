@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import pytest
-from sharded_models import Table
 from torchrec.distributed.types import ParameterSharding
 
+from tests.distributed.sharded_models import Table
 from torchrec_flowtt.distributed.plan_validation import validate_plan
 
 

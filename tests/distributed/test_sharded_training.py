@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from torchrun_launcher import Outcomes, run_script
+
+from tests.distributed.torchrun_launcher import Outcomes, run_script
 
 CHECKS = [
     "tt_beside_fbgemm",

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from sharded_models import Table
 from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 
+from tests.distributed.sharded_models import Table
 from torchrec_flowtt.distributed import (
     FlowTTEmbeddingBagCollection,
     FlowTTEmbeddingBagCollectionSharder,

@@ -58,7 +58,7 @@ def run_script(script: str, *arguments: str, ranks: int = 2, timeout: float = 12
         timeout: seconds after which all of them are killed.
     """
     with tempfile.TemporaryDirectory() as folder:
-        path = [str(REPOSITORY), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+        path = [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
         environment = {
             **os.environ,
             _OUTCOMES: folder,

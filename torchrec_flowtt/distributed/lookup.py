@@ -73,5 +73,5 @@ class FlowTTGroupedPooledEmbeddingsLookup(GroupedPooledEmbeddingsLookup):
         return merge_groups(
             embeddings,
             [group.stride_per_key_per_rank() for group in groups],
-            [kernel.config.embedding_dims() for kernel in kernels],
+            [config.embedding_dims() for config in self.grouped_configs],
         )
