@@ -44,7 +44,7 @@ _OVERRIDDEN: tuple[tuple[type, str, tuple[str, ...]], ...] = (
     (
         ShardedEmbeddingBagCollection,
         "create_embedding_bag_sharding",
-        ("sharding_infos", "env", "device"),
+        ("sharding_infos", "env", "device", "permute_embeddings", "qcomm_codecs_registry"),
     ),
     (EmbeddingEnumerator, "populate_estimates", ("sharding_options",)),
     (EmbeddingStats, "_log_sharding_plan", ("best_plan",)),

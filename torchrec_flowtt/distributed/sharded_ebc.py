@@ -111,8 +111,8 @@ class ShardedFlowTTEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         sharding_infos: list[EmbeddingShardingInfo],
         env: ShardingEnv,
         device: torch.device | None = None,
-        *args: Any,
-        **kwargs: Any,
+        permute_embeddings: bool = False,
+        qcomm_codecs_registry: dict[str, Any] | None = None,
     ) -> EmbeddingSharding[Any, Any, Any, Any]:
         """The sharding of the tables of one sharding type.
 
@@ -122,7 +122,7 @@ class ShardedFlowTTEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         specs = tt_specs_of(sharding_infos)
         if not specs:
             return super().create_embedding_bag_sharding(
-                sharding_infos, env, device, *args, **kwargs
+                sharding_infos, env, device, permute_embeddings, qcomm_codecs_registry
             )
         sharding_type = sharding_infos[0].param_sharding.sharding_type
         if device is not None and device.type == "meta":
@@ -139,7 +139,7 @@ class ShardedFlowTTEmbeddingBagCollection(ShardedEmbeddingBagCollection):
             sharding_infos,
             env,
             device,
-            qcomm_codecs_registry=kwargs.get("qcomm_codecs_registry"),
+            qcomm_codecs_registry=qcomm_codecs_registry,
         )
 
     # -- parameters and state ------------------------------------------------------------------
