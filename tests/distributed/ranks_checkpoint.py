@@ -22,6 +22,7 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from tests.distributed.sharded_models import Table, batch, dense_parameters, shard, target
 from tests.distributed.torchrun_launcher import run_on_rank
+from torchrec_flowtt.distributed.optimizer_states import saved_in_other_sharding
 
 OPTIMIZERS = {
     "sgd": {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.1},
@@ -46,14 +47,17 @@ def tables(*places: str, fbgemm: str = "tw0") -> list[Table]:
 class Job:
     """A model, its optimizers, and the checkpoint of both."""
 
-    def __init__(self, model_tables: list[Table], fused_params: dict, **kwargs) -> None:
+    def __init__(
+        self, model_tables: list[Table], fused_params: dict, dense=None, size: int = 6, **kwargs
+    ) -> None:
         self.tables = model_tables
+        self.size = size
         self.model = shard(model_tables, fused_params, **kwargs)
         optimizers = [("", self.model.fused_optimizer)]
-        dense = dict(in_backward_optimizer_filter(self.model.named_parameters()))
-        if dense:
+        parameters = dict(in_backward_optimizer_filter(self.model.named_parameters()))
+        if parameters:
             wrapped = KeyedOptimizerWrapper(
-                dense, lambda params: torch.optim.Adagrad(params, lr=0.05)
+                parameters, dense or (lambda params: torch.optim.Adagrad(params, lr=0.05))
             )
             optimizers.append(("", wrapped))
         self.optimizer = CombinedOptimizer(optimizers)
@@ -63,7 +67,9 @@ class Job:
         losses = []
         for step in steps:
             self.optimizer.zero_grad()
-            embeddings = self.model.module.sparse(batch(self.tables, dist.get_rank(), step))
+            embeddings = self.model.module.sparse(
+                batch(self.tables, dist.get_rank(), step, size=self.size)
+            )
             # By name: the order of the columns depends on where the tables are.
             parts = [value for _, value in sorted(embeddings.to_dict().items())]
             loss = target(torch.cat(parts, dim=1), step)
@@ -162,6 +168,46 @@ def weights_between_table_wise_and_data_parallel() -> None:
         expected = job.model.module.sparse(value).to_dict()
         for name, embedding in expected.items():
             torch.testing.assert_close(found[name], embedding, rtol=1e-6, atol=1e-6)
+
+
+def optimizer_state_between_shardings(optimizer: str):
+    """Training goes on with the same weights after tables change how they are sharded."""
+    torch_optimizer = {"adagrad": torch.optim.Adagrad, "adam": torch.optim.AdamW}[optimizer]
+    # Adagrad and Adam treat an element without gradient alike only if every slice is looked up,
+    # so batches are large and tables small.
+    settings = {"lr": 0.05, "eps": 1e-8}
+    if optimizer == "adam":
+        settings["weight_decay"] = 0.0
+    fused = {"optimizer": OPTIMIZERS[optimizer]["optimizer"], "learning_rate": 0.05, "eps": 1e-8}
+
+    def job(place: str) -> Job:
+        only = [Table("tt_a", place, ["a"], rows=6, ranks=(2,)), Table("tt_b", "dp", ["b"])]
+        return Job(only, fused, dense=lambda p: torch_optimizer(p, **settings), size=64)
+
+    def check() -> None:
+        for before, after in (("tw1", "dp"), ("dp", "tw0")):
+            first = job(before)
+            first.train(range(3))
+            folder = shared_folder()
+            dcp.save(first.state(), checkpoint_id=folder)
+            first.train(range(3, 6))
+            torch.manual_seed(99)
+            second = job(after)
+            second.optimizer.init_state()
+            state = second.state()
+            with saved_in_other_sharding(state["optimizer"], ["tt_a"]):
+                dcp.load(state, checkpoint_id=folder)
+            second.model.load_state_dict(state["model"])
+            second.optimizer.load_state_dict(state["optimizer"])
+            second.train(range(3, 6))
+            if dist.get_rank() == 0:
+                expected, found = weights(first), weights(second)
+                for key, value in expected.items():
+                    torch.testing.assert_close(found[key], value, rtol=1e-4, atol=1e-5, msg=key)
+            else:
+                weights(first), weights(second)
+
+    return check
 
 
 def state_keys() -> None:
@@ -282,6 +328,8 @@ if __name__ == "__main__":
                     weights_between_table_wise_and_data_parallel
                 ),
                 "dtensor_state": dtensor_state,
+                "adagrad_state_between_shardings": optimizer_state_between_shardings("adagrad"),
+                "adam_state_between_shardings": optimizer_state_between_shardings("adam"),
                 "resume_sgd": resume_same_plan("sgd"),
                 "rank_without_tables_sgd": rank_without_tables("sgd"),
                 "rank_without_tables_adam": rank_without_tables("adam"),

@@ -7,12 +7,19 @@ import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torchrec.distributed.fbgemm_qcomm_codec import (
+    CommType,
+    QCommsConfig,
+    get_qcomm_codecs_registry,
+)
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from tests.distributed.sharded_models import (
     Reference,
     Table,
     batch,
     dense_parameters,
+    features_of,
     shard,
     target,
     tt_and_fbgemm_tables,
@@ -143,6 +150,45 @@ def rank_without_examples() -> None:
     compare_training(tables, sizes=(5, 0))
 
 
+def batches_without_lookups() -> None:
+    tables = tt_and_fbgemm_tables()
+    reference = Reference(tables)
+    model = shard(tables, ADAGRAD)
+    model.load_state_dict(reference.state_dict())
+    dense = torch.optim.Adagrad(dense_parameters(model), lr=0.05)
+    names = features_of(tables)
+    for size in (4, 0):
+        features = KeyedJaggedTensor(
+            keys=names,
+            values=torch.empty(0, dtype=torch.int64),
+            lengths=torch.zeros(len(names) * size, dtype=torch.int64),
+            stride=size,
+        )
+        output = in_order(model, features, reference)
+        assert output.shape == (size, sum(t.dim * len(t.features) for t in tables))
+        assert not output.any()
+        dense.zero_grad()
+        (output - 1).pow(2).sum().backward()
+        dense.step()
+    compare_state(model, reference, 1e-7)
+
+
+def half_precision_communication() -> None:
+    tables = [Table("tt_a", "tw0", ["a"]), Table("tt_b", "tw1", ["b"])]
+    reference = Reference(tables)
+    codecs = get_qcomm_codecs_registry(
+        QCommsConfig(forward_precision=CommType.FP16, backward_precision=CommType.FP16)
+    )
+    model = shard(tables, ADAGRAD, qcomm_codecs_registry=codecs)
+    model.load_state_dict(reference.state_dict())
+    features = batch(tables, dist.get_rank(), 0)
+    output = in_order(model, features, reference)
+    expected = reference.output(features).detach()
+    torch.testing.assert_close(output.double(), expected, rtol=2e-3, atol=2e-3)
+    assert torch.equal(output, output.half().float())
+    output.sum().backward()
+
+
 def row_wise_mean_beside_tt_sum() -> None:
     # Alone, TorchRec would divide the TT tables' sums by the bag lengths too.
     tables = [
@@ -208,6 +254,8 @@ if __name__ == "__main__":
             "only_tt": only_tt,
             "ranks_differ_in_batch_size": ranks_differ_in_batch_size,
             "rank_without_examples": rank_without_examples,
+            "batches_without_lookups": batches_without_lookups,
+            "half_precision_communication": half_precision_communication,
             "row_wise_mean_beside_tt_sum": row_wise_mean_beside_tt_sum,
             "variable_batch_table_wise": variable_batch_table_wise,
             "variable_batch_data_parallel": variable_batch_data_parallel,

@@ -116,6 +116,7 @@ def shard(
     weighted: bool = False,
     plan: ShardingPlan | None = None,
     env: ShardingEnv | None = None,
+    qcomm_codecs_registry: dict | None = None,
 ) -> DistributedModelParallel:
     """A sharded model of `tables`."""
     model = Model(
@@ -128,7 +129,7 @@ def shard(
         env=env,
         device=torch.device("cpu"),
         plan=plan_for(model, tables) if plan is None else plan,
-        sharders=[FlowTTEmbeddingBagCollectionSharder(fused_params=fused_params)],
+        sharders=[FlowTTEmbeddingBagCollectionSharder(fused_params, qcomm_codecs_registry)],
     )
 
 

@@ -19,6 +19,8 @@ CHECKS = [
     "resume_adam_on_one_rank_of_two",
     "weights_between_table_wise_and_data_parallel",
     "dtensor_state",
+    "adagrad_state_between_shardings",
+    "adam_state_between_shardings",
     "resume_sgd",
     "rank_without_tables_sgd",
     "rank_without_tables_adam",

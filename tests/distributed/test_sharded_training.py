@@ -13,6 +13,8 @@ CHECKS = [
     "only_tt",
     "ranks_differ_in_batch_size",
     "rank_without_examples",
+    "batches_without_lookups",
+    "half_precision_communication",
     "row_wise_mean_beside_tt_sum",
     "variable_batch_table_wise",
     "variable_batch_data_parallel",
