@@ -7,10 +7,17 @@ import pytest
 
 from torchrec_flowtt.config import DataConfig, DataError
 from torchrec_flowtt.data import build_dataset, read_interactions
-from torchrec_flowtt.data.features import DENSE_FEATURES, hash_rows, split_by_time
+from torchrec_flowtt.data.features import (
+    ACTIVITY_FEATURES,
+    ITEM_RATING_FEATURES,
+    USER_RATING_FEATURES,
+    hash_rows,
+    split_by_time,
+)
 from torchrec_flowtt.data.synthetic import write_random_ratings
 
-CONFIG = DataConfig(history_length=5, cross_rows=101)
+CONFIG = DataConfig(history_length=5, cross_rows=101, rating_statistics="all")
+DENSE_FEATURES = (*ACTIVITY_FEATURES, *USER_RATING_FEATURES, *ITEM_RATING_FEATURES)
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +105,13 @@ def test_dense_features_are_standardised_on_the_training_split(dataset):
     np.testing.assert_allclose(train.mean(axis=0), 0.0, atol=1e-5)
     deviation = train.std(axis=0)
     assert ((abs(deviation - 1.0) < 1e-4) | (deviation == 0.0)).all()
+
+
+@pytest.mark.parametrize(("statistics", "columns"), [("none", 7), ("user", 9), ("all", 12)])
+def test_rating_statistics_can_be_left_out(interactions, dataset, statistics, columns):
+    config = CONFIG.model_copy(update={"rating_statistics": statistics})
+    dense = build_dataset(interactions, config).dense
+    np.testing.assert_array_equal(dense, dataset.dense[:, :columns])
 
 
 def test_hash_is_fixed_and_even():

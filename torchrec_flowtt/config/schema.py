@@ -94,7 +94,11 @@ class TableRule(FrozenModel):
 
 
 class DataConfig(FrozenModel):
-    """Where the interactions come from and how they become features; see docs/data.md."""
+    """Where the interactions come from and how they become features; see docs/data.md.
+
+    ``rating_statistics`` are dense features made of earlier ratings: ``none``, the ``user``'s own, or
+    ``all``, which alone predict so well that the tables have nothing left to learn.
+    """
 
     path: Path | None = None
     name: Annotated[str, Field(min_length=1)] = "ml-100k"
@@ -104,6 +108,7 @@ class DataConfig(FrozenModel):
     test_fraction: Fraction = 0.1
     history_length: PositiveInt = 20
     cross_rows: PositiveInt = 2**20
+    rating_statistics: Literal["none", "user", "all"] = "user"
 
     @model_validator(mode="after")
     def _something_is_left_to_train_on(self) -> DataConfig:

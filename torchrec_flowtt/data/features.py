@@ -26,20 +26,17 @@ SCALE_MIDDLE = 3.0
 SECONDS_PER_DAY = 86_400.0
 SECONDS_PER_YEAR = 365.25 * SECONDS_PER_DAY
 
-DENSE_FEATURES = (
+ACTIVITY_FEATURES = (
     "user_count",
-    "user_mean",
     "item_count",
-    "item_mean",
-    "user_genre_mean",
-    "user_positive_rate",
-    "item_positive_rate",
     "seconds_since_user_rated",
     "days_since_item_first_rated",
     "years_since_release",
     "hour_sin",
     "hour_cos",
 )
+USER_RATING_FEATURES = ("user_mean", "user_positive_rate")
+ITEM_RATING_FEATURES = ("item_mean", "item_positive_rate", "user_genre_mean")
 
 
 @dataclass(frozen=True)
@@ -111,7 +108,15 @@ def build_dataset(interactions: Interactions, config: DataConfig) -> Dataset:
     splits = split_by_time(interactions.timestamp, config)
     by_user = EntityTimeline.of(interactions.user, interactions.timestamp)
     sparse = _sparse_features(interactions, by_user, config)
-    dense = _dense_features(interactions, by_user, labels)
+    by_item = EntityTimeline.of(interactions.item, interactions.timestamp)
+    columns = _activity_features(interactions, by_user, by_item)
+    names = list(ACTIVITY_FEATURES)
+    if config.rating_statistics != "none":
+        columns.update(_rating_features(interactions, by_user, by_item, labels))
+        names += USER_RATING_FEATURES
+    if config.rating_statistics == "all":
+        names += ITEM_RATING_FEATURES
+    dense = np.stack([columns[name] for name in names], axis=1)
     train = dense[splits["train"].start : splits["train"].stop]
     deviation = train.std(axis=0)
     dense = (dense - train.mean(axis=0)) / np.where(deviation > 0.0, deviation, 1.0)
@@ -186,11 +191,31 @@ def _sparse_features(
     )
 
 
-def _dense_features(
-    interactions: Interactions, by_user: EntityTimeline, labels: Float64Array
-) -> Float64Array:
+def _activity_features(
+    interactions: Interactions, by_user: EntityTimeline, by_item: EntityTimeline
+) -> dict[str, Float64Array]:
+    time = interactions.timestamp
+    angle = 2.0 * np.pi * (time % SECONDS_PER_DAY) / SECONDS_PER_DAY
+    years = 1970.0 + time / SECONDS_PER_YEAR - interactions.release_year[interactions.item]
+    return {
+        "user_count": np.log1p(by_user.counts()),
+        "item_count": np.log1p(by_item.counts()),
+        "seconds_since_user_rated": np.log1p(by_user.since_last(time)),
+        "days_since_item_first_rated": by_item.since_first(time) / SECONDS_PER_DAY,
+        "years_since_release": np.log1p(np.maximum(years, 0.0)),
+        "hour_sin": np.sin(angle),
+        "hour_cos": np.cos(angle),
+    }
+
+
+def _rating_features(
+    interactions: Interactions,
+    by_user: EntityTimeline,
+    by_item: EntityTimeline,
+    labels: Float64Array,
+) -> dict[str, Float64Array]:
+    """Means of earlier ratings and labels, above what all users gave all items until then."""
     time, rating = interactions.timestamp, interactions.rating
-    by_item = EntityTimeline.of(interactions.item, time)
     everything = EntityTimeline.of(np.zeros_like(interactions.item), time)
     seen = everything.counts()
     middle = np.full(len(time), SCALE_MIDDLE)
@@ -207,20 +232,10 @@ def _dense_features(
     by_user_genre = EntityTimeline.of(interactions.user[owner] * num_genres + genre, time[owner])
     genre_above = above(by_user_genre, rating[owner], prior[owner])
     genre_sum = np.bincount(owner, weights=genre_above, minlength=len(time))
-    angle = 2.0 * np.pi * (time % SECONDS_PER_DAY) / SECONDS_PER_DAY
-    years = 1970.0 + time / SECONDS_PER_YEAR - interactions.release_year[interactions.item]
-    columns = {
-        "user_count": np.log1p(by_user.counts()),
+    return {
         "user_mean": above(by_user, rating, prior),
-        "item_count": np.log1p(by_item.counts()),
         "item_mean": above(by_item, rating, prior),
         "user_genre_mean": genre_sum / np.maximum(np.diff(offsets), 1),
         "user_positive_rate": above(by_user, labels, positive),
         "item_positive_rate": above(by_item, labels, positive),
-        "seconds_since_user_rated": np.log1p(by_user.since_last(time)),
-        "days_since_item_first_rated": by_item.since_first(time) / SECONDS_PER_DAY,
-        "years_since_release": np.log1p(np.maximum(years, 0.0)),
-        "hour_sin": np.sin(angle),
-        "hour_cos": np.cos(angle),
     }
-    return np.stack([columns[name] for name in DENSE_FEATURES], axis=1)
