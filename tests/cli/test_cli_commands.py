@@ -65,7 +65,7 @@ def runs(monkeypatch):
 
 
 def test_both_runs_differ_in_the_tables_only_and_replace_earlier_ones(runs, tmp_path):
-    arguments = ["demo", f"--folder={tmp_path / 'demo'}", "--device=cpu", "seed=3"]
+    arguments = ["demo", f"--run-dir={tmp_path / 'demo'}", "--device=cpu", "seed=3"]
     for _ in range(2):
         result = CliRunner().invoke(flowtt, arguments)
         assert result.exit_code == 0, result.output
@@ -85,7 +85,7 @@ def test_both_runs_differ_in_the_tables_only_and_replace_earlier_ones(runs, tmp_
 
 
 def test_a_failed_run_keeps_the_earlier_summary(runs, tmp_path, monkeypatch):
-    arguments = ["demo", f"--folder={tmp_path / 'demo'}", "--device=cpu"]
+    arguments = ["demo", f"--run-dir={tmp_path / 'demo'}", "--device=cpu"]
     assert CliRunner().invoke(flowtt, arguments).exit_code == 0
     before = (tmp_path / "demo" / "summary.json").read_text()
     monkeypatch.setattr(demo, "_run", lambda *_: 3)
@@ -100,7 +100,7 @@ def test_a_real_demonstration(tmp_path):
     settings = [f"data.path={tmp_path / 'ratings'}", "data.name=synthetic"]
     settings += ["train.batch_size=40", "data.cross_rows=4096"]
     result = CliRunner().invoke(
-        flowtt, ["demo", f"--folder={tmp_path / 'demo'}", "--device=cpu", *settings]
+        flowtt, ["demo", f"--run-dir={tmp_path / 'demo'}", "--device=cpu", *settings]
     )
     assert result.exit_code == 0, result.output
     found = json.loads((tmp_path / "demo" / "summary.json").read_text())

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from job_runs import CONFIG
 
+from tests.train.job_runs import CONFIG
 from torchrec_flowtt.data.synthetic import write_random_ratings
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import job_runs
 import pytest
+
+from tests.train import job_runs
 
 
 def test_a_mistake_that_all_ranks_see_is_told_once(config_path, tmp_path):

@@ -6,10 +6,11 @@ import json
 import os
 import signal
 
-import job_runs
 import pytest
 import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from tests.train import job_runs
 
 
 @pytest.fixture(scope="module")

@@ -96,8 +96,8 @@ class TableRule(FrozenModel):
 class DataConfig(FrozenModel):
     """Where the interactions come from and how they become features; see docs/data.md.
 
-    ``rating_statistics`` are dense features made of earlier ratings: ``none``, the ``user``'s own, or
-    ``all``, which alone predict so well that the tables have nothing left to learn.
+    ``rating_statistics`` are dense features made of earlier ratings: ``none``, the ``user``'s own,
+    or ``all``, which alone predict so well that the tables have nothing left to learn.
     """
 
     path: Path | None = None

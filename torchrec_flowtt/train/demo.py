@@ -37,7 +37,8 @@ NEW_SUFFIX = ".new"
     help="YAML file of the run with TT tables.",
 )
 @click.option(
-    "--folder",
+    "--run-dir",
+    "folder",
     type=click.Path(path_type=Path),
     default=Path("runs/demo"),
     show_default=True,
@@ -114,7 +115,7 @@ def _clear(folder: Path) -> None:
     if foreign:
         raise RunFolderError(
             f"{folder} holds {foreign[0]}, which no demonstration wrote; move it away or give"
-            " another --folder"
+            " another --run-dir"
         )
     try:
         shutil.rmtree(folder)
