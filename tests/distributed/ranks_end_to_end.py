@@ -1,31 +1,24 @@
-"""Checks of the user's whole path, and of refusals; run by test_end_to_end.py."""
+"""Checks of the user's whole path; run by test_end_to_end.py."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from unittest import mock
 
 import torch
 import torch.distributed as dist
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import Tensor, nn
 from torch.distributed.optim import _apply_optimizer_in_backward
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.distributed.model_parallel import DistributedModelParallel, get_default_sharders
-from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
-from torchrec.distributed.planner.types import ParameterConstraints, PlannerError
-from torchrec.distributed.sharding_plan import (
-    construct_module_sharding_plan as construct_torchrec_plan,
-)
-from torchrec.distributed.sharding_plan import table_wise
+from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
-from torchrec.distributed.types import ShardingEnv, ShardingEnv2D, ShardingPlan
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
 from tests.distributed.ranks_training import compare_state, whole
 from tests.distributed.sharded_models import (
+    ADAGRAD,
+    TABLES,
     Model,
     Reference,
     Table,
@@ -33,40 +26,21 @@ from tests.distributed.sharded_models import (
     dense_parameters,
     plan_for,
     shard,
+    sharders,
     target,
+    topology,
+    unsharded,
 )
 from tests.distributed.torchrun_launcher import run_on_rank
 from torchrec_flowtt.distributed import (
     FlowTTEmbeddingBagCollection,
     FlowTTEmbeddingBagCollectionSharder,
     FlowTTEmbeddingBagConfig,
-    ShardedFlowTTEmbeddingBagCollection,
 )
+from torchrec_flowtt.distributed.sharding_view import ShardingView
 from torchrec_flowtt.planner import FlowTTEmbeddingShardingPlanner
 
-ADAGRAD = {"optimizer": EmbOptimType.EXACT_ADAGRAD, "learning_rate": 0.05, "eps": 1e-6}
-TABLES = [
-    Table("tt_a", "tw0", ["a", "b"], rows=60),
-    Table("tt_b", "tw1", ["c"], rows=40, dim=12),
-    Table("tt_c", "dp", ["d"], rows=40),
-    Table("fb_tw", "tw1", ["e"], tt=False),
-    Table("fb_dp", "dp", ["f"], tt=False),
-]
-
 FEATURES = [feature for table in TABLES for feature in table.features]
-
-
-def unsharded(tables: list[Table] | None = None, device: str = "meta") -> Model:
-    configs = [t.config() for t in (TABLES if tables is None else tables)]
-    return Model(FlowTTEmbeddingBagCollection(tables=configs, device=device))
-
-
-def topology() -> Topology:
-    return Topology(world_size=2, local_world_size=2, compute_device="cpu")
-
-
-def sharders() -> list:
-    return [FlowTTEmbeddingBagCollectionSharder(fused_params=ADAGRAD), *get_default_sharders()]
 
 
 class Click(nn.Module):
@@ -215,145 +189,15 @@ def _kernels(lookup: nn.Module) -> list:
     return list(getattr(lookup, "module", lookup)._emb_modules)
 
 
-# -- refusals: the same error on every rank, and no rank left waiting ---------------------------
-
-
-def refused(kind: type[Exception], *parts: str) -> Callable[[Callable[[], object]], None]:
-    def check(action: Callable[[], object]) -> None:
-        message = None
-        try:
-            action()
-        except kind as error:
-            message = str(error)
-        messages: list = [None, None]
-        dist.all_gather_object(messages, message)
-        assert messages[0] == messages[1] and messages[0] is not None, messages
-        for part in parts:
-            assert part in messages[0], (part, messages[0])
-
-    return check
-
-
-def without_plan() -> None:
-    refused(RuntimeError, "FlowTTEmbeddingShardingPlanner", "plan=")(
-        lambda: DistributedModelParallel(unsharded(), sharders=sharders())
-    )
-
-
-def torchrec_planner() -> None:
-    planner = EmbeddingShardingPlanner(topology=topology())
-    refused(RuntimeError, "FlowTTEmbeddingShardingPlanner")(
-        lambda: planner.plan(unsharded(), sharders())
-    )
-    # A collection without TT tables is none of our business.
-    plain = [t for t in TABLES if not t.tt]
-    plan = planner.collective_plan(unsharded(plain), sharders())
-    DistributedModelParallel(unsharded(plain), plan=plan, sharders=sharders())
-    DistributedModelParallel(unsharded(plain), sharders=sharders())
-
-
-def changed_plan(table: str, **changes: object) -> ShardingPlan:
-    plan = plan_for(unsharded(), TABLES)
-    sharding = plan.plan["sparse"][table]
-    for name, value in changes.items():
-        setattr(sharding, name, value)
-    return plan
-
-
-def sharding_with(plan: ShardingPlan, fused_params: dict | None = None) -> Callable[[], object]:
-    return lambda: shard(TABLES, fused_params or ADAGRAD, plan=plan)
-
-
-def wrong_plans() -> None:
-    for sharding_type in ("row_wise", "column_wise", "table_row_wise", "grid_shard"):
-        refused(ValueError, "tt_a", sharding_type, "gradients of the shared cores", "table_wise")(
-            sharding_with(changed_plan("tt_a", sharding_type=sharding_type))
-        )
-    refused(ValueError, "tt_a", "'fused'", "FlowTTEmbeddingShardingPlanner")(
-        sharding_with(changed_plan("tt_a", compute_kernel="fused"))
-    )
-    refused(ValueError, "fb_tw", "customized_kernel", "uncompressed")(
-        sharding_with(changed_plan("fb_tw", compute_kernel="customized_kernel"))
-    )
-    refused(ValueError, "tt_a", "exactly one rank")(
-        sharding_with(changed_plan("tt_a", ranks=[0, 1]))
-    )
-    incomplete = plan_for(unsharded(), TABLES)
-    del incomplete.plan["sparse"]["tt_b"]
-    refused(ValueError, "tt_b", "not in the sharding plan")(sharding_with(incomplete))
-
-
-def wrong_fused_params() -> None:
-    plan = plan_for(unsharded(), TABLES)
-    refused(ValueError, "tt_", "lamb", "exact_adagrad")(
-        sharding_with(plan, {"optimizer": EmbOptimType.LAMB})
-    )
-    refused(ValueError, "tt_", "gradient_clipping")(
-        sharding_with(plan, {**ADAGRAD, "gradient_clipping": True})
-    )
-
-
-def planning_errors_reach_every_rank() -> None:
-    def plan(constraints: dict, **kwargs: object) -> Callable[[], object]:
-        planner = FlowTTEmbeddingShardingPlanner(
-            topology=Topology(world_size=2, compute_device="cpu", **kwargs),
-            constraints=constraints,
-        )
-        return lambda: planner.collective_plan(unsharded(), sharders())
-
-    refused(ValueError, "tt_a", "ParameterConstraints", "customized_kernel")(
-        plan({"tt_a": ParameterConstraints(compute_kernels=["fused"])})
-    )
-    refused(ValueError, "fb_dp", "customized_kernel")(
-        plan(
-            {
-                "fb_dp": ParameterConstraints(
-                    compute_kernels=["customized_kernel"], sharding_types=["table_wise"]
-                )
-            }
-        )
-    )
-    refused(PlannerError, "storage")(plan({}, ddr_cap=1))
-
-
-def wrong_collections_and_sharders() -> None:
-    planner = FlowTTEmbeddingShardingPlanner(topology=topology())
-    refused(ValueError, "sparse", "FlowTTEmbeddingBagCollectionSharder()")(
-        lambda: planner.collective_plan(unsharded(), [EmbeddingBagCollectionSharder()])
-    )
-    plain = Model(EmbeddingBagCollection(device="meta", tables=[TABLES[0].config()]))
-    refused(ValueError, "plain EmbeddingBagCollection", "tt_a")(
-        lambda: planner.collective_plan(plain, sharders())
-    )
-    module_plan = construct_torchrec_plan(
-        plain.sparse, {"tt_a": table_wise(rank=0)}, device_type="cpu"
-    )
-    refused(TypeError, "tt_a", "FlowTTEmbeddingBagCollection")(
-        lambda: DistributedModelParallel(
-            plain,
-            plan=ShardingPlan({"sparse": module_plan}),
-            sharders=[EmbeddingBagCollectionSharder()],
-        )
-    )
-
-
-def two_dimensional_parallelism() -> None:
-    model = unsharded()
-    plan = plan_for(model, TABLES).plan["sparse"]
-    env = ShardingEnv2D.__new__(ShardingEnv2D)
-    refused(NotImplementedError, "tt_a", "DMPCollection")(
-        lambda: FlowTTEmbeddingBagCollectionSharder().shard(model.sparse, plan, env)
-    )
-
-
-def dynamic_resharding() -> None:
-    model = shard(TABLES, ADAGRAD)
-    assert isinstance(model.module.sparse, ShardedFlowTTEmbeddingBagCollection)
-    assert model.module.sparse.unsharded_module_type is FlowTTEmbeddingBagCollection
-    env = ShardingEnv.from_process_group(dist.GroupMember.WORLD)
-    refused(NotImplementedError, "tt_a", "checkpoint")(
-        lambda: model.module.sparse.update_shards({}, env, None)
-    )
+def weights_of_a_model_on_an_accelerator_are_kept() -> None:
+    # TorchRec copies the weights of a collection that is sharded from a GPU, and draws new ones
+    # otherwise. There is no GPU here, so the collection says that it is on one.
+    model = unsharded(device="cpu")
+    reference = Reference(TABLES)
+    model.load_state_dict(reference.state_dict())
+    with mock.patch.object(ShardingView, "device", torch.device("cuda")):
+        sharded = DistributedModelParallel(model, plan=plan_for(model, TABLES), sharders=sharders())
+    compare_state(sharded, reference, 1e-7)
 
 
 def never_allocates_the_table() -> None:
@@ -391,14 +235,7 @@ if __name__ == "__main__":
                 rows_are_known_on_every_rank,
                 optimizer_applied_in_backward,
                 starts_as_configured,
-                without_plan,
-                torchrec_planner,
-                wrong_plans,
-                wrong_fused_params,
-                planning_errors_reach_every_rank,
-                wrong_collections_and_sharders,
-                two_dimensional_parallelism,
-                dynamic_resharding,
+                weights_of_a_model_on_an_accelerator_are_kept,
                 never_allocates_the_table,
             )
         }

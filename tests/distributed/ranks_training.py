@@ -15,6 +15,7 @@ from torchrec.distributed.fbgemm_qcomm_codec import (
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from tests.distributed.sharded_models import (
+    ADAGRAD,
     Reference,
     Table,
     batch,
@@ -28,7 +29,6 @@ from tests.distributed.sharded_models import (
 from tests.distributed.torchrun_launcher import run_on_rank
 
 STEPS = 5
-ADAGRAD = {"optimizer": EmbOptimType.EXACT_ADAGRAD, "learning_rate": 0.05, "eps": 1e-6}
 
 
 def whole(value: Tensor) -> Tensor | None:

@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import Tensor, nn
-from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.model_parallel import DistributedModelParallel, get_default_sharders
+from torchrec.distributed.planner import Topology
 from torchrec.distributed.sharding_plan import (
     column_wise,
     data_parallel,
@@ -190,6 +192,33 @@ def target(output: Tensor, step: int) -> Tensor:
     """A loss whose gradient differs from one element to the next."""
     wave = torch.arange(output.numel(), dtype=output.dtype).reshape(output.shape) + step
     return ((output - torch.sin(wave)) ** 2).sum() / 10
+
+
+ADAGRAD = {"optimizer": EmbOptimType.EXACT_ADAGRAD, "learning_rate": 0.05, "eps": 1e-6}
+
+TABLES = [
+    Table("tt_a", "tw0", ["a", "b"], rows=60),
+    Table("tt_b", "tw1", ["c"], rows=40, dim=12),
+    Table("tt_c", "dp", ["d"], rows=40),
+    Table("fb_tw", "tw1", ["e"], tt=False),
+    Table("fb_dp", "dp", ["f"], tt=False),
+]
+
+
+def unsharded(tables: list[Table] = TABLES, device: str = "meta") -> Model:
+    """A model that is not sharded yet."""
+    configs = [table.config() for table in tables]
+    return Model(FlowTTEmbeddingBagCollection(tables=configs, device=device))
+
+
+def topology() -> Topology:
+    """Two ranks on the CPU."""
+    return Topology(world_size=2, local_world_size=2, compute_device="cpu")
+
+
+def sharders() -> list:
+    """All sharders, with Adagrad for the tables of a collection."""
+    return [FlowTTEmbeddingBagCollectionSharder(fused_params=ADAGRAD), *get_default_sharders()]
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The user's whole path on two ranks, and refusals that leave no rank waiting."""
+"""The user's whole path on two ranks."""
 
 from __future__ import annotations
 
@@ -11,14 +11,7 @@ CHECKS = [
     "rows_are_known_on_every_rank",
     "optimizer_applied_in_backward",
     "starts_as_configured",
-    "without_plan",
-    "torchrec_planner",
-    "wrong_plans",
-    "wrong_fused_params",
-    "planning_errors_reach_every_rank",
-    "wrong_collections_and_sharders",
-    "two_dimensional_parallelism",
-    "dynamic_resharding",
+    "weights_of_a_model_on_an_accelerator_are_kept",
     "never_allocates_the_table",
 ]
 

@@ -1,0 +1,192 @@
+"""Checks of refusals: the same error on every rank, none left waiting; run by test_refusals.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch.distributed as dist
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.planner.types import ParameterConstraints, PlannerError
+from torchrec.distributed.sharding_plan import (
+    construct_module_sharding_plan as construct_torchrec_plan,
+)
+from torchrec.distributed.sharding_plan import table_wise
+from torchrec.distributed.types import ShardingEnv, ShardingEnv2D, ShardingPlan
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+from tests.distributed.sharded_models import (
+    ADAGRAD,
+    TABLES,
+    Model,
+    plan_for,
+    shard,
+    sharders,
+    topology,
+    unsharded,
+)
+from tests.distributed.torchrun_launcher import run_on_rank
+from torchrec_flowtt.distributed import (
+    FlowTTEmbeddingBagCollection,
+    FlowTTEmbeddingBagCollectionSharder,
+    ShardedFlowTTEmbeddingBagCollection,
+)
+from torchrec_flowtt.planner import FlowTTEmbeddingShardingPlanner
+
+
+def refused(kind: type[Exception], *parts: str) -> Callable[[Callable[[], object]], None]:
+    def check(action: Callable[[], object]) -> None:
+        message = None
+        try:
+            action()
+        except kind as error:
+            message = str(error)
+        messages: list = [None, None]
+        dist.all_gather_object(messages, message)
+        assert messages[0] == messages[1] and messages[0] is not None, messages
+        for part in parts:
+            assert part in messages[0], (part, messages[0])
+
+    return check
+
+
+def without_plan() -> None:
+    refused(RuntimeError, "FlowTTEmbeddingShardingPlanner", "plan=")(
+        lambda: DistributedModelParallel(unsharded(), sharders=sharders())
+    )
+
+
+def torchrec_planner() -> None:
+    planner = EmbeddingShardingPlanner(topology=topology())
+    refused(RuntimeError, "FlowTTEmbeddingShardingPlanner")(
+        lambda: planner.plan(unsharded(), sharders())
+    )
+    # A collection without TT tables is none of our business.
+    plain = [t for t in TABLES if not t.tt]
+    plan = planner.collective_plan(unsharded(plain), sharders())
+    DistributedModelParallel(unsharded(plain), plan=plan, sharders=sharders())
+    DistributedModelParallel(unsharded(plain), sharders=sharders())
+
+
+def changed_plan(table: str, **changes: object) -> ShardingPlan:
+    plan = plan_for(unsharded(), TABLES)
+    sharding = plan.plan["sparse"][table]
+    for name, value in changes.items():
+        setattr(sharding, name, value)
+    return plan
+
+
+def sharding_with(plan: ShardingPlan, fused_params: dict | None = None) -> Callable[[], object]:
+    return lambda: shard(TABLES, fused_params or ADAGRAD, plan=plan)
+
+
+def wrong_plans() -> None:
+    for sharding_type in ("row_wise", "column_wise", "table_row_wise", "grid_shard"):
+        refused(ValueError, "tt_a", sharding_type, "gradients of the shared cores", "table_wise")(
+            sharding_with(changed_plan("tt_a", sharding_type=sharding_type))
+        )
+    refused(ValueError, "tt_a", "'fused'", "FlowTTEmbeddingShardingPlanner")(
+        sharding_with(changed_plan("tt_a", compute_kernel="fused"))
+    )
+    refused(ValueError, "fb_tw", "customized_kernel", "uncompressed")(
+        sharding_with(changed_plan("fb_tw", compute_kernel="customized_kernel"))
+    )
+    refused(ValueError, "tt_a", "exactly one rank")(
+        sharding_with(changed_plan("tt_a", ranks=[0, 1]))
+    )
+    incomplete = plan_for(unsharded(), TABLES)
+    del incomplete.plan["sparse"]["tt_b"]
+    refused(ValueError, "tt_b", "not in the sharding plan")(sharding_with(incomplete))
+
+
+def wrong_fused_params() -> None:
+    plan = plan_for(unsharded(), TABLES)
+    refused(ValueError, "tt_", "lamb", "exact_adagrad")(
+        sharding_with(plan, {"optimizer": EmbOptimType.LAMB})
+    )
+    refused(ValueError, "tt_", "gradient_clipping")(
+        sharding_with(plan, {**ADAGRAD, "gradient_clipping": True})
+    )
+
+
+def planning_errors_reach_every_rank() -> None:
+    def plan(constraints: dict, **kwargs: object) -> Callable[[], object]:
+        planner = FlowTTEmbeddingShardingPlanner(
+            topology=Topology(world_size=2, compute_device="cpu", **kwargs),
+            constraints=constraints,
+        )
+        return lambda: planner.collective_plan(unsharded(), sharders())
+
+    refused(ValueError, "tt_a", "ParameterConstraints", "customized_kernel")(
+        plan({"tt_a": ParameterConstraints(compute_kernels=["fused"])})
+    )
+    refused(ValueError, "fb_dp", "customized_kernel")(
+        plan(
+            {
+                "fb_dp": ParameterConstraints(
+                    compute_kernels=["customized_kernel"], sharding_types=["table_wise"]
+                )
+            }
+        )
+    )
+    refused(PlannerError, "storage")(plan({}, ddr_cap=1))
+
+
+def wrong_collections_and_sharders() -> None:
+    planner = FlowTTEmbeddingShardingPlanner(topology=topology())
+    refused(ValueError, "sparse", "FlowTTEmbeddingBagCollectionSharder()")(
+        lambda: planner.collective_plan(unsharded(), [EmbeddingBagCollectionSharder()])
+    )
+    plain = Model(EmbeddingBagCollection(device="meta", tables=[TABLES[0].config()]))
+    refused(ValueError, "plain EmbeddingBagCollection", "tt_a")(
+        lambda: planner.collective_plan(plain, sharders())
+    )
+    module_plan = construct_torchrec_plan(
+        plain.sparse, {"tt_a": table_wise(rank=0)}, device_type="cpu"
+    )
+    refused(TypeError, "tt_a", "FlowTTEmbeddingBagCollection")(
+        lambda: DistributedModelParallel(
+            plain,
+            plan=ShardingPlan({"sparse": module_plan}),
+            sharders=[EmbeddingBagCollectionSharder()],
+        )
+    )
+
+
+def two_dimensional_parallelism() -> None:
+    model = unsharded()
+    plan = plan_for(model, TABLES).plan["sparse"]
+    env = ShardingEnv2D.__new__(ShardingEnv2D)
+    refused(NotImplementedError, "tt_a", "DMPCollection")(
+        lambda: FlowTTEmbeddingBagCollectionSharder().shard(model.sparse, plan, env)
+    )
+
+
+def dynamic_resharding() -> None:
+    model = shard(TABLES, ADAGRAD)
+    assert isinstance(model.module.sparse, ShardedFlowTTEmbeddingBagCollection)
+    assert model.module.sparse.unsharded_module_type is FlowTTEmbeddingBagCollection
+    env = ShardingEnv.from_process_group(dist.GroupMember.WORLD)
+    refused(NotImplementedError, "tt_a", "checkpoint")(
+        lambda: model.module.sparse.update_shards({}, env, None)
+    )
+
+
+if __name__ == "__main__":
+    run_on_rank(
+        {
+            check.__name__: check
+            for check in (
+                without_plan,
+                torchrec_planner,
+                wrong_plans,
+                wrong_fused_params,
+                planning_errors_reach_every_rank,
+                wrong_collections_and_sharders,
+                two_dimensional_parallelism,
+                dynamic_resharding,
+            )
+        }
+    )
