@@ -85,7 +85,7 @@ void sum_gradients(const EmbeddingBagCall& call, const StridedMatrix& grad_outpu
   BagGradients bags;
   std::vector<AlignedBuffer<char>> scratch;
   while (planner.next(chunk)) {
-    group_lookups(call, chunk, grouped);
+    group_lookups(call, chunk, false, grouped);
     const std::vector<TableKernelArguments> tables = table_arguments(call, chunk);
     bags.load(call, chunk, tables, grad_output, call.bags.per_sample_weights != nullptr);
     const int64_t workers = std::min(sums.max_workers(), useful_workers(call, chunk.num_lookups));
@@ -107,6 +107,7 @@ void sum_gradients(const EmbeddingBagCall& call, const StridedMatrix& grad_outpu
       }
     }
     call.threads.run(workers, [&](int64_t worker) {
+      sums.prepare_worker(chunk, worker);
       scratch[worker].ensure(scratch_bytes);
       share.accumulate(bounds[worker], bounds[worker + 1], heads[worker] >= 0, worker,
                        scratch[worker].data());

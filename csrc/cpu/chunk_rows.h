@@ -12,7 +12,6 @@ namespace flowtt {
 struct ChunkRows {
   AlignedBuffer<char> rows;          // accumulation type; [rows of the table, D] for each table
   std::vector<int64_t> table_bytes;  // where each table's rows begin
-  AlignedBuffer<uint32_t> row_of;    // [num_lookups], row of each position, within its table
   std::vector<AlignedBuffer<char>> scratch;  // of each worker
 
   // Fills all of the above for the grouped lookups of a chunk.

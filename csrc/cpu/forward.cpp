@@ -17,8 +17,6 @@ void ChunkRows::compute(const EmbeddingBagCall& call, const LookupChunk& chunk,
   const CpuKernels& kernels = cpu_kernels(call.core_type);
   const int64_t element = accumulation_bytes(call.core_type);
   const int64_t workers = useful_workers(call, grouped.num_lookups);
-  row_of.ensure(grouped.num_lookups);
-  rows_of_positions(call, grouped, row_of.data());
 
   int64_t bytes = 0;
   int64_t scratch_bytes = 0;
@@ -53,7 +51,7 @@ void ChunkRows::compute(const EmbeddingBagCall& call, const LookupChunk& chunk,
 namespace {
 
 void zero_output(const EmbeddingBagCall& call, void* output, int64_t bytes) {
-  constexpr int64_t kBytesPerTask = 1 << 18;
+  constexpr int64_t kBytesPerTask = int64_t{1} << 22;
   const int64_t tasks =
       std::max<int64_t>(1, std::min(call.threads.num_threads, bytes / kBytesPerTask));
   call.threads.run(tasks, [&](int64_t task) {
@@ -78,8 +76,9 @@ int64_t element_bytes(ElementType type) {
 
 void embedding_bag_forward(const EmbeddingBagCall& call, void* output, ElementType output_type,
                            int64_t total_columns) {
-  check_offsets(call);
-  zero_output(call, output, call.bags.batch_size * total_columns * element_bytes(output_type));
+  if (check_offsets(call) == EmptyBags::kSome) {
+    zero_output(call, output, call.bags.batch_size * total_columns * element_bytes(output_type));
+  }
   const CpuKernels& kernels = cpu_kernels(call.core_type);
   const int64_t element = accumulation_bytes(call.core_type);
   int64_t largest_dim = 1;
@@ -96,7 +95,7 @@ void embedding_bag_forward(const EmbeddingBagCall& call, void* output, ElementTy
   GroupedLookups grouped;
   ChunkRows rows;
   while (planner.next(chunk)) {
-    group_lookups(call, chunk, grouped);
+    group_lookups(call, chunk, true, grouped);
     const std::vector<TableKernelArguments> tables = table_arguments(call, chunk);
     rows.compute(call, chunk, grouped, tables);
     const int64_t workers = useful_workers(call, chunk.num_lookups);
@@ -112,7 +111,8 @@ void embedding_bag_forward(const EmbeddingBagCall& call, void* output, ElementTy
         arguments.feature = segment.feature;
         arguments.lookup_begin = segment.lookup_begin;
         arguments.lookup_end = segment.lookup_end;
-        arguments.row_of = rows.row_of.data() + segment.first_position;
+        arguments.row_of = grouped.row_of.data() + segment.first_position;
+        arguments.first_row = static_cast<uint32_t>(grouped.table_begin[position]);
         arguments.rows = rows.rows.data() + rows.table_bytes[position];
         arguments.left_columns = table.left_columns;
         arguments.right_columns = table.shape.embedding_dim / table.left_columns;

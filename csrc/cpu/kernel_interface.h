@@ -29,6 +29,7 @@ struct PoolArguments {
   int64_t lookup_begin;  // the segment's lookups
   int64_t lookup_end;
   const uint32_t* row_of;  // of lookup_begin and on
+  uint32_t first_row;      // of the table: rows[0]
   const void* rows;        // A [rows of the table, D]
   int64_t left_columns;
   int64_t right_columns;  // q_d
@@ -87,6 +88,7 @@ struct DotArguments {
   const void* rows;           // A [rows of the table, D]
   const void* bag_gradients;  // A [bags of the table, D]
   const uint32_t* row_of;     // of the first lookup and on
+  uint32_t first_row;         // of the table: rows[0]
   const uint32_t* slot_of;
   void* weights_grad;  // A
   int64_t dim;

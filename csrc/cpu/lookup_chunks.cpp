@@ -34,7 +34,7 @@ int64_t first_bag_after(const BagBatch& bags, int64_t feature, int64_t begin, in
 
 }  // namespace
 
-void check_offsets(const EmbeddingBagCall& call) {
+EmptyBags check_offsets(const EmbeddingBagCall& call) {
   const BagBatch& bags = call.bags;
   const int64_t last = bags.num_features * bags.batch_size;
   std::ostringstream message;
@@ -42,17 +42,26 @@ void check_offsets(const EmbeddingBagCall& call) {
     message << "offsets[0]: expected 0, got " << offset_at(bags, 0);
     throw std::invalid_argument(message.str());
   }
-  const int64_t tasks = std::max<int64_t>(1, std::min(call.threads.num_threads, last / 16384));
+  const int64_t tasks = std::max<int64_t>(1, std::min(call.threads.num_threads, last / 131072));
   std::atomic<int64_t> bad{last};
+  std::atomic<bool> some_empty{false};
   call.threads.run(tasks, [&](int64_t task) {
     const int64_t end = last * (task + 1) / tasks;
+    int64_t begin_of_bag = offset_at(bags, last * task / tasks);
+    bool empty = false;
     for (int64_t i = last * task / tasks; i < end; ++i) {
-      if (offset_at(bags, i + 1) < offset_at(bags, i)) {
+      const int64_t end_of_bag = offset_at(bags, i + 1);
+      if (end_of_bag < begin_of_bag) {
         int64_t seen = bad.load();
         while (i < seen && !bad.compare_exchange_weak(seen, i)) {
         }
         return;
       }
+      empty |= end_of_bag == begin_of_bag;
+      begin_of_bag = end_of_bag;
+    }
+    if (empty) {
+      some_empty.store(true);
     }
   });
   const int64_t i = bad.load();
@@ -68,6 +77,7 @@ void check_offsets(const EmbeddingBagCall& call) {
             << offset_at(bags, last);
     throw std::invalid_argument(message.str());
   }
+  return some_empty.load() ? EmptyBags::kSome : EmptyBags::kNone;
 }
 
 ChunkPlanner::ChunkPlanner(const EmbeddingBagCall& call)

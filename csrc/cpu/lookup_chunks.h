@@ -42,8 +42,10 @@ struct LookupChunk {
 inline constexpr int64_t kChunkElements = int64_t{1} << 24;
 inline constexpr int64_t kChunkLookups = int64_t{1} << 20;
 
+enum class EmptyBags { kNone, kSome };
+
 // Throws std::invalid_argument unless offsets start at 0, never decrease and end at nnz.
-void check_offsets(const EmbeddingBagCall& call);
+EmptyBags check_offsets(const EmbeddingBagCall& call);
 
 // Hands out the chunks of a call one after another; bags without lookups are left out where a chunk
 // would hold nothing else.

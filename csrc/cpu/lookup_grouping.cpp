@@ -1,10 +1,10 @@
 #include "cpu/lookup_grouping.h"
 
 #include <algorithm>
-#include <atomic>
 #include <bit>
 #include <sstream>
 #include <stdexcept>
+#include <utility>
 
 #include "cpu/key_order.h"
 #include "cpu/radix_sort.h"
@@ -113,67 +113,86 @@ int64_t pack_lookups(const EmbeddingBagCall& call, const LookupChunk& chunk, int
   return -1;
 }
 
-// Writes keys, lookup_begin and positions from sorted records.
+// Counts the runs of equal keys in records[begin:end].
 template <typename Record>
-void fold(const EmbeddingBagCall& call, const Record* records, const RecordFormat& format,
-          int64_t workers, GroupedLookups& grouped) {
-  const int64_t count = grouped.num_lookups;
-  std::vector<int64_t> heads(workers + 1, 0);
-  const auto starts_row = [&](int64_t i) {
-    return i == 0 || key_of(records[i], format) != key_of(records[i - 1], format);
-  };
-  call.threads.run(workers, [&](int64_t worker) {
-    int64_t found = 0;
-    const int64_t end = count * (worker + 1) / workers;
-    for (int64_t i = count * worker / workers; i < end; ++i) {
-      found += starts_row(i);
-    }
-    heads[worker + 1] = found;
-  });
-  for (int64_t worker = 0; worker < workers; ++worker) {
-    heads[worker + 1] += heads[worker];
+int64_t count_rows(const Record* records, int64_t begin, int64_t end, const RecordFormat& format) {
+  int64_t rows = begin < end ? 1 : 0;
+  for (int64_t i = begin + 1; i < end; ++i) {
+    rows += key_of(records[i], format) != key_of(records[i - 1], format);
   }
-  grouped.num_rows = heads[workers];
-  grouped.keys.ensure(grouped.num_rows);
-  grouped.lookup_begin.ensure(grouped.num_rows + 1);
-  grouped.positions.ensure(count);
-  call.threads.run(workers, [&](int64_t worker) {
-    int64_t row = heads[worker];
-    const int64_t end = count * (worker + 1) / workers;
-    for (int64_t i = count * worker / workers; i < end; ++i) {
-      if (starts_row(i)) {
-        grouped.keys[row] = key_of(records[i], format);
-        grouped.lookup_begin[row] = static_cast<uint32_t>(i);
-        ++row;
-      }
-      grouped.positions[i] = position_of(records[i], format);
-    }
-  });
-  grouped.lookup_begin[grouped.num_rows] = static_cast<uint32_t>(count);
+  return rows;
 }
+
+// Writes the rows of the sorted records[begin:end], which begin with row `row`.
+template <typename Record>
+void write_rows(const Record* records, int64_t begin, int64_t end, const RecordFormat& format,
+                bool rows_of_positions, int64_t row, GroupedLookups& grouped) {
+  uint64_t* keys = grouped.keys.data();
+  uint32_t* lookup_begin = grouped.lookup_begin.data();
+  uint32_t* positions = grouped.positions.data();
+  uint32_t* row_of = grouped.row_of.data();
+  --row;
+  for (int64_t i = begin; i < end; ++i) {
+    const uint64_t key = key_of(records[i], format);
+    if (i == begin || key != key_of(records[i - 1], format)) {
+      ++row;
+      keys[row] = key;
+      lookup_begin[row] = static_cast<uint32_t>(i);
+    }
+    const uint32_t position = position_of(records[i], format);
+    positions[i] = position;
+    if (rows_of_positions) {
+      row_of[position] = static_cast<uint32_t>(row);
+    }
+  }
+}
+
+// Buckets by the top bits of the keys.
+struct Buckets {
+  int shift;
+  int64_t count;
+  std::vector<int64_t> next;   // [workers, count]: where a worker's next record goes
+  std::vector<int64_t> begin;  // [count + 1]
+
+  Buckets(int64_t workers, KeyBits bits) {
+    constexpr int kTopBits = 8;
+    const int top_bits = std::min(bits.num_bits, kTopBits);
+    shift = bits.first_bit + bits.num_bits - top_bits;
+    count = int64_t{1} << top_bits;
+    next.assign(workers * count, 0);
+    begin.assign(count + 1, 0);
+  }
+
+  // From counts to places, in the order of buckets, then workers.
+  void place(int64_t workers) {
+    int64_t total = 0;
+    for (int64_t bucket = 0; bucket < count; ++bucket) {
+      begin[bucket] = total;
+      for (int64_t worker = 0; worker < workers; ++worker) {
+        total += std::exchange(next[worker * count + bucket], total);
+      }
+    }
+    begin[count] = total;
+  }
+
+  // The first bucket of a worker's share of the buckets.
+  int64_t share(int64_t worker, int64_t workers) const {
+    const int64_t first = begin[count] * worker / workers;
+    return std::lower_bound(begin.begin(), begin.end() - 1, first) - begin.begin();
+  }
+};
 
 template <typename Record>
 void sort_and_fold(const EmbeddingBagCall& call, const LookupChunk& chunk,
-                   const RecordFormat& format, int first_bit, int key_bits,
+                   const RecordFormat& format, KeyBits bits, bool rows_of_positions,
                    GroupedLookups& grouped) {
   const int64_t count = chunk.num_lookups;
   const int64_t words = static_cast<int64_t>(sizeof(Record) / sizeof(uint64_t));
   grouped.records.ensure(count * words);
   grouped.other_records.ensure(count * words);
-  Record* records = reinterpret_cast<Record*>(grouped.records.data());
-  Record* other = reinterpret_cast<Record*>(grouped.other_records.data());
+  Record* packed = reinterpret_cast<Record*>(grouped.records.data());
+  Record* bucketed = reinterpret_cast<Record*>(grouped.other_records.data());
   const int64_t workers = useful_workers(call, count);
-
-  std::vector<int64_t> bad(workers, -1);
-  call.threads.run(workers, [&](int64_t worker) {
-    bad[worker] = pack_lookups(call, chunk, count * worker / workers,
-                               count * (worker + 1) / workers, format, records);
-  });
-  for (int64_t position : bad) {
-    if (position >= 0) {
-      fail_index(call, chunk, position);
-    }
-  }
   const auto word = [](const Record& record) {
     if constexpr (sizeof(Record) == sizeof(uint64_t)) {
       return record.bits;
@@ -181,9 +200,66 @@ void sort_and_fold(const EmbeddingBagCall& call, const LookupChunk& chunk,
       return record.key;
     }
   };
-  const Record* sorted =
-      radix_sort(call.threads, workers, records, other, count, first_bit, key_bits, word);
-  fold(call, sorted, format, workers, grouped);
+
+  Buckets buckets(workers, bits);
+  const auto bucket_of = [&](const Record& record) {
+    // A packed key fills the word up to its top, so nothing is above the bucket's bits.
+    return static_cast<int64_t>(word(record) >> buckets.shift);
+  };
+  std::vector<int64_t> bad(workers, -1);
+  call.threads.run(workers, [&](int64_t worker) {
+    const int64_t begin = count * worker / workers;
+    const int64_t end = count * (worker + 1) / workers;
+    bad[worker] = pack_lookups(call, chunk, begin, end, format, packed);
+    if (bad[worker] < 0) {
+      int64_t* counts = buckets.next.data() + worker * buckets.count;
+      for (int64_t i = begin; i < end; ++i) {
+        ++counts[bucket_of(packed[i])];
+      }
+    }
+  });
+  for (int64_t position : bad) {
+    if (position >= 0) {
+      fail_index(call, chunk, position);
+    }
+  }
+  buckets.place(workers);
+  call.threads.run(workers, [&](int64_t worker) {
+    int64_t* next = buckets.next.data() + worker * buckets.count;
+    const int64_t end = count * (worker + 1) / workers;
+    for (int64_t i = count * worker / workers; i < end; ++i) {
+      bucketed[next[bucket_of(packed[i])]++] = packed[i];
+    }
+  });
+
+  const RadixSort<Record, decltype(word)> radix(word);
+  const KeyBits low_bits{bits.first_bit, buckets.shift - bits.first_bit};
+  std::vector<int64_t> first_row(workers + 1, 0);
+  call.threads.run(workers, [&](int64_t worker) {
+    const int64_t end = buckets.share(worker + 1, workers);
+    for (int64_t bucket = buckets.share(worker, workers); bucket < end; ++bucket) {
+      const int64_t begin = buckets.begin[bucket];
+      radix.sort(bucketed + begin, packed + begin, buckets.begin[bucket + 1] - begin, low_bits);
+    }
+    first_row[worker + 1] = count_rows(bucketed, buckets.begin[buckets.share(worker, workers)],
+                                       buckets.begin[end], format);
+  });
+  for (int64_t worker = 0; worker < workers; ++worker) {
+    first_row[worker + 1] += first_row[worker];
+  }
+  grouped.num_rows = first_row[workers];
+  grouped.keys.ensure(grouped.num_rows);
+  grouped.lookup_begin.ensure(grouped.num_rows + 1);
+  grouped.positions.ensure(count);
+  if (rows_of_positions) {
+    grouped.row_of.ensure(count);
+  }
+  call.threads.run(workers, [&](int64_t worker) {
+    write_rows(bucketed, buckets.begin[buckets.share(worker, workers)],
+               buckets.begin[buckets.share(worker + 1, workers)], format, rows_of_positions,
+               first_row[worker], grouped);
+  });
+  grouped.lookup_begin[grouped.num_rows] = static_cast<uint32_t>(count);
 }
 
 }  // namespace
@@ -193,17 +269,18 @@ int64_t useful_workers(const EmbeddingBagCall& call, int64_t num_lookups) {
   return std::max<int64_t>(1, std::min(call.threads.num_threads, num_lookups / kLookupsPerWorker));
 }
 
-void group_lookups(const EmbeddingBagCall& call, const LookupChunk& chunk,
+void group_lookups(const EmbeddingBagCall& call, const LookupChunk& chunk, bool rows_of_positions,
                    GroupedLookups& grouped) {
   grouped.num_lookups = chunk.num_lookups;
   RecordFormat format{};
   format.position_bits = std::bit_width(static_cast<uint64_t>(chunk.num_lookups - 1));
   format.position_mask = (uint64_t{1} << format.position_bits) - 1;
   const int key_bits = std::bit_width(chunk.num_keys - 1);
-  if (key_bits + format.position_bits <= 64) {
-    sort_and_fold<PackedRecord>(call, chunk, format, format.position_bits, key_bits, grouped);
+  if (key_bits + format.position_bits < 64) {
+    const KeyBits bits{format.position_bits, key_bits};
+    sort_and_fold<PackedRecord>(call, chunk, format, bits, rows_of_positions, grouped);
   } else {
-    sort_and_fold<WideRecord>(call, chunk, format, 0, key_bits, grouped);
+    sort_and_fold<WideRecord>(call, chunk, format, {0, key_bits}, rows_of_positions, grouped);
   }
 
   grouped.table_begin.clear();
@@ -213,30 +290,6 @@ void group_lookups(const EmbeddingBagCall& call, const LookupChunk& chunk,
                                   keys);
   }
   grouped.table_begin.push_back(grouped.num_rows);
-}
-
-void rows_of_positions(const EmbeddingBagCall& call, const GroupedLookups& grouped,
-                       uint32_t* row_of) {
-  const int64_t workers = useful_workers(call, grouped.num_lookups);
-  const uint32_t* lookup_begin = grouped.lookup_begin.data();
-  call.threads.run(workers, [&](int64_t worker) {
-    // Cut at rows, so that the lookups of a row have one writer.
-    const auto row_at = [&](int64_t part) {
-      const auto lookup = static_cast<uint32_t>(grouped.num_lookups * part / workers);
-      return std::lower_bound(lookup_begin, lookup_begin + grouped.num_rows, lookup) - lookup_begin;
-    };
-    const int64_t end = row_at(worker + 1);
-    size_t table = 0;
-    for (int64_t row = row_at(worker); row < end; ++row) {
-      while (row >= grouped.table_begin[table + 1]) {
-        ++table;
-      }
-      const auto in_table = static_cast<uint32_t>(row - grouped.table_begin[table]);
-      for (uint32_t i = lookup_begin[row]; i < lookup_begin[row + 1]; ++i) {
-        row_of[grouped.positions[i]] = in_table;
-      }
-    }
-  });
 }
 
 }  // namespace flowtt

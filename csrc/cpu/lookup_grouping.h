@@ -16,6 +16,7 @@ struct GroupedLookups {
   AlignedBuffer<uint64_t> keys;          // [num_rows], ascending
   AlignedBuffer<uint32_t> lookup_begin;  // [num_rows + 1], into positions
   AlignedBuffer<uint32_t> positions;     // [num_lookups], chunk positions, ascending within a row
+  AlignedBuffer<uint32_t> row_of;        // [num_lookups], row of each position; when asked for
   std::vector<int64_t> table_begin;      // first row of each of the chunk's tables, and the end
 
   // Scratch of the sort, kept to be used again by the next chunk.
@@ -26,11 +27,9 @@ struct GroupedLookups {
 // The number of worker threads worth starting for some work, given in lookups.
 int64_t useful_workers(const EmbeddingBagCall& call, int64_t num_lookups);
 
-// Throws std::out_of_range, naming the first bad index of the chunk, its feature and its table.
-void group_lookups(const EmbeddingBagCall& call, const LookupChunk& chunk, GroupedLookups& grouped);
-
-// row_of[position] = index of the lookup's distinct row, relative to its table's first one.
-void rows_of_positions(const EmbeddingBagCall& call, const GroupedLookups& grouped,
-                       uint32_t* row_of);
+// `rows_of_positions`: also fill row_of. Throws std::out_of_range, naming the first bad index of
+// the chunk, its feature and its table.
+void group_lookups(const EmbeddingBagCall& call, const LookupChunk& chunk, bool rows_of_positions,
+                   GroupedLookups& grouped);
 
 }  // namespace flowtt

@@ -103,38 +103,56 @@ void SliceGradientSums::prepare(const LookupChunk& chunk, const GroupedLookups& 
     size_t table;
   };
   std::vector<Task> tasks;
-  int64_t largest_owned = 1;
+  bool all_slices = true;
   for (size_t table = 0; table < tables.size(); ++table) {
     for (int k = 0; k < tables[table].shape.num_cores; ++k) {
       CoreSums& core = cores_[call_.first_core[chunk.tables[table].table] + k];
       tasks.push_back({&core, table});
+      all_slices = all_slices && core.every_slice;
       const size_t buffers = core.owned ? 1 : static_cast<size_t>(workers);
       if (core.sums.size() < buffers) {
         core.sums.resize(buffers);
         core.zeroed.resize(buffers, 0);
       }
-      if (core.owned) {
-        largest_owned = std::max(largest_owned, core.slice_numel);
-      }
     }
   }
-  call_.threads.run(static_cast<int64_t>(tasks.size()), [&](int64_t task) {
+  const auto assign = [&](int64_t task) {
     const size_t table = tasks[task].table;
     assign_slots(*tasks[task].core, tables[table], grouped.keys.data(), grouped.table_begin[table],
                  grouped.table_begin[table + 1]);
-  });
+  };
+  const auto num_tasks = static_cast<int64_t>(tasks.size());
+  if (all_slices || workers == 1) {
+    for (int64_t task = 0; task < num_tasks; ++task) {
+      assign(task);
+    }
+  } else {
+    call_.threads.run(num_tasks, assign);
+  }
+  for (const Task& task : tasks) {
+    if (task.core->owned) {
+      make_room(*task.core, 0);
+    }
+  }
   if (static_cast<int64_t>(heads_.size()) < workers) {
     heads_.resize(workers);
   }
-  call_.threads.run(workers, [&](int64_t worker) {
-    for (const Task& task : tasks) {
-      if (!task.core->owned || worker == 0) {
-        make_room(*task.core, worker);
+}
+
+void SliceGradientSums::prepare_worker(const LookupChunk& chunk, int64_t worker) {
+  int64_t largest_owned = 1;
+  for (const ChunkTable& table : chunk.tables) {
+    for (int k = 0; k < call_.tables[table.table].num_cores; ++k) {
+      CoreSums& core = cores_[call_.first_core[table.table] + k];
+      if (core.owned) {
+        largest_owned = std::max(largest_owned, core.slice_numel);
+      } else {
+        make_room(core, worker);
       }
     }
-    heads_[worker].ensure(largest_owned * element_);
-    std::memset(heads_[worker].data(), 0, static_cast<size_t>(largest_owned * element_));
-  });
+  }
+  heads_[worker].ensure(largest_owned * element_);
+  std::memset(heads_[worker].data(), 0, static_cast<size_t>(largest_owned * element_));
 }
 
 SliceGradients SliceGradientSums::target(int32_t table, int core, int64_t worker) {

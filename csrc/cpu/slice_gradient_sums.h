@@ -24,15 +24,16 @@ class SliceGradientSums {
   // Workers to use: as many as are useful for the lookups and as the buffers' memory allows.
   int64_t max_workers() const { return max_workers_; }
 
-  // Makes room for the rows of a chunk.
+  // Makes room for the rows of a chunk: first once, then each worker for itself.
   void prepare(const LookupChunk& chunk, const GroupedLookups& grouped,
                const std::vector<TableKernelArguments>& tables, int64_t workers);
+  void prepare_worker(const LookupChunk& chunk, int64_t worker);
 
   // Where a worker adds the gradients of a core of a table; head only with the owned core.
   SliceGradients target(int32_t table, int core, int64_t worker);
 
-  // Adds the workers' heads (cleared by prepare) to the slices they belong to. heads[w] is the
-  // slice of worker w's head, or -1, and head_tables[w] its table.
+  // Adds the workers' heads (zero after prepare_worker) to the slices they belong to. heads[w] is
+  // the slice of worker w's head, or -1, and head_tables[w] its table.
   void add_heads(const std::vector<int32_t>& head_tables, const std::vector<int64_t>& heads);
 
   // Calls update_slice for every slice that was looked up. `base` tells what to do with the core of

@@ -21,7 +21,7 @@ void embedding_bag_weights_grad(const EmbeddingBagCall& call, const StridedMatri
   ChunkRows rows;
   BagGradients bags;
   while (planner.next(chunk)) {
-    group_lookups(call, chunk, grouped);
+    group_lookups(call, chunk, true, grouped);
     const std::vector<TableKernelArguments> tables = table_arguments(call, chunk);
     rows.compute(call, chunk, grouped, tables);
     bags.load(call, chunk, tables, grad_output, false);
@@ -31,7 +31,8 @@ void embedding_bag_weights_grad(const EmbeddingBagCall& call, const StridedMatri
       DotArguments arguments{};
       arguments.rows = rows.rows.data() + rows.table_bytes[position];
       arguments.bag_gradients = bags.gradients.data() + bags.table_bytes[position];
-      arguments.row_of = rows.row_of.data() + segment.first_position;
+      arguments.row_of = grouped.row_of.data() + segment.first_position;
+      arguments.first_row = static_cast<uint32_t>(grouped.table_begin[position]);
       arguments.slot_of = bags.slot_of.data() + segment.first_position;
       arguments.weights_grad = static_cast<char*>(weights_grad) + segment.lookup_begin * element;
       arguments.dim = tables[position].shape.embedding_dim;

@@ -84,8 +84,9 @@ FLOWTT_INLINE void prefetch_row(const void* row, int64_t bytes) {
 
 // sum [dim] (+)= weighted rows of the lookups [begin, end).
 template <typename A>
-FLOWTT_INLINE void sum_rows(const A* rows, const uint32_t* row_of, const A* weights, int64_t begin,
-                            int64_t end, int64_t dim, bool add, A* sum) {
+FLOWTT_INLINE void sum_rows(const A* rows, const uint32_t* row_of, uint32_t first_row,
+                            const A* weights, int64_t begin, int64_t end, int64_t dim, bool add,
+                            A* sum) {
   constexpr int W = kLanes<A>;
   const auto columns = [&]<int V, int N>(int64_t column) {
     Vector<A, V> total[N];
@@ -93,7 +94,7 @@ FLOWTT_INLINE void sum_rows(const A* rows, const uint32_t* row_of, const A* weig
       total[n] = add ? load<A, V>(sum + column + n * V) : Vector<A, V>{};
     }
     for (int64_t i = begin; i < end; ++i) {
-      const A* row = rows + static_cast<int64_t>(row_of[i]) * dim + column;
+      const A* row = rows + static_cast<int64_t>(row_of[i] - first_row) * dim + column;
       if (weights == nullptr) {
         for (int n = 0; n < N; ++n) {
           total[n] += load<A, V>(row + n * V);
@@ -141,13 +142,14 @@ void pool_bags(const PoolArguments& arguments, int64_t bag_begin, int64_t bag_en
     const int64_t begin = from_before ? 0 : bag_first - arguments.lookup_begin;
     const int64_t end = goes_on ? segment_lookups : bag_last - arguments.lookup_begin;
     for (int64_t i = begin + kAhead; i < end + kAhead && i < segment_lookups; ++i) {
-      prefetch_row(rows + static_cast<int64_t>(arguments.row_of[i]) * dim,
+      prefetch_row(rows + static_cast<int64_t>(arguments.row_of[i] - arguments.first_row) * dim,
                    dim * static_cast<int64_t>(sizeof(A)));
     }
     if (from_before) {
       __builtin_memcpy(sum, arguments.carried_in, static_cast<unsigned long>(dim) * sizeof(A));
     }
-    sum_rows(rows, arguments.row_of, weights, begin, end, dim, from_before, sum);
+    sum_rows(rows, arguments.row_of, arguments.first_row, weights, begin, end, dim, from_before,
+             sum);
     if (goes_on) {
       __builtin_memcpy(arguments.carried_out, sum, static_cast<unsigned long>(dim) * sizeof(A));
       continue;
@@ -207,8 +209,8 @@ void dot_rows(const DotArguments& arguments, int64_t begin, int64_t end) {
   const int64_t dim = arguments.dim;
   A* weights_grad = static_cast<A*>(arguments.weights_grad);
   for (int64_t i = begin; i < end; ++i) {
-    const A* row =
-        static_cast<const A*>(arguments.rows) + static_cast<int64_t>(arguments.row_of[i]) * dim;
+    const A* row = static_cast<const A*>(arguments.rows) +
+                   static_cast<int64_t>(arguments.row_of[i] - arguments.first_row) * dim;
     const A* gradient = static_cast<const A*>(arguments.bag_gradients) +
                         static_cast<int64_t>(arguments.slot_of[i]) * dim;
     constexpr int W = kLanes<A>;
