@@ -10,8 +10,9 @@ namespace {
 
 // All workers' own buffers together.
 constexpr int64_t kMaxPrivateBytes = int64_t{256} << 20;
-// Cores with fewer slices than this, or than lookups, get a slot for every slice: no map is needed.
-constexpr int64_t kFewSlices = 1024;
+// Cores smaller than this, or with fewer slices than lookups, get a slot for every slice: no map is
+// needed.
+constexpr int64_t kSmallCoreBytes = int64_t{1} << 15;
 
 std::vector<int64_t> lookups_per_table(const EmbeddingBagCall& call) {
   std::vector<int64_t> lookups(call.tables.size(), 0);
@@ -50,7 +51,8 @@ SliceGradientSums::SliceGradientSums(const EmbeddingBagCall& call)
       core.slice_numel = shape.slice_numel(k);
       core.num_slices = shape.p[k];
       core.owned = k == owned_core(shape.num_cores);
-      core.every_slice = core.num_slices <= kFewSlices || core.num_slices <= lookups[table];
+      core.every_slice = core.num_slices * core.slice_numel * element_ <= kSmallCoreBytes ||
+                         core.num_slices <= lookups[table];
       if (!core.owned) {
         private_bytes += std::min(core.num_slices, lookups[table]) * core.slice_numel * element_;
       }
