@@ -110,6 +110,11 @@ def test_adam_for_fbgemm_tables_on_the_cpu(check):
     assert "FBGEMM has no Adam on the CPU, which table 'user' would need" in text
 
 
+def test_a_missing_extra_is_named(check, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "pip install 'torchrec-flowtt[train]'" in failure(ConfigError, check)
+
+
 def test_missing_data(check, tmp_path):
     text = failure(DataError, check, f"data.path={tmp_path / 'none'}")
     assert "synthetic.inter is missing; data.path needs" in text

@@ -29,6 +29,7 @@ from torchrec_flowtt.distributed import (
 from torchrec_flowtt.planner import FlowTTEmbeddingShardingPlanner
 from torchrec_flowtt.train.processes import Processes
 from torchrec_flowtt.train.slice_adagrad import SliceAdagrad
+from torchrec_flowtt.train.table_initialization import SeededUniform
 from torchrec_flowtt.train.tables import Table
 
 
@@ -61,9 +62,10 @@ def build_sharded_model(
     Raises:
         ConfigError: the planner finds no placement for the tables.
     """
+    collection = _collection(config, tables)
     torch.manual_seed(config.seed)
     dlrm = DLRM(
-        embedding_bag_collection=_collection(config, tables),
+        embedding_bag_collection=collection,
         dense_in_features=num_dense,
         dense_arch_layer_sizes=list(config.model.dense_layers),
         over_arch_layer_sizes=list(config.model.over_layers),
@@ -84,6 +86,9 @@ def build_sharded_model(
             ) from None
 
     plan = processes.from_first(make_plan)
+    # TT-cores draw from the global generator; with one seed, equal shapes on two ranks would get
+    # equal cores.
+    torch.manual_seed(config.seed * processes.world_size + processes.rank)
     model = DistributedModelParallel(module, device=processes.device, plan=plan, sharders=sharders)
     return ShardedModel(model, _optimizer(config, model, plan), plan)
 
@@ -102,7 +107,8 @@ def _collection(config: JobConfig, tables: Sequence[Table]) -> EmbeddingBagColle
             "pooling": pooling,
         }
         if table.spec is None:
-            configs.append(EmbeddingBagConfig(**arguments))
+            init = SeededUniform(table.name, table.num_embeddings, table.embedding_dim, config.seed)
+            configs.append(EmbeddingBagConfig(**arguments, init_fn=init))
         else:
             configs.append(
                 FlowTTEmbeddingBagConfig(

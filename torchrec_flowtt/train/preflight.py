@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,6 +53,11 @@ def prepare(config: JobConfig, world_size: int, *, resume: bool, first: bool = T
     Raises:
         JobError: whatever is wrong; see the package's error classes.
     """
+    if importlib.util.find_spec("tensorboard") is None:
+        raise ConfigError(
+            "the training job logs to TensorBoard, which is not installed; run"
+            " pip install 'torchrec-flowtt[train]'"
+        )
     folder = prepare_data(config.data)
     dataset = build_dataset(read_interactions(folder, config.data.name), config.data)
     tables = resolve_tables(config, dataset.table_rows)
