@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -37,10 +38,13 @@ def test_package_without_library(tmp_path: Path) -> None:
     shutil.copytree(
         package, tmp_path / "torchrec_flowtt", ignore=shutil.ignore_patterns("lib", "__pycache__")
     )
+    # Without `site`, so that the import hook of an editable installation does not find the package
+    # with its library first.
+    search = [str(tmp_path), *(path for path in sys.path if path.endswith("site-packages"))]
     result = subprocess.run(
-        [sys.executable, "-c", WITHOUT_LIBRARY],
+        [sys.executable, "-S", "-c", WITHOUT_LIBRARY],
         cwd=tmp_path,
-        env={"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin:/bin"},
+        env={"PYTHONPATH": os.pathsep.join(search), "PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
     )
