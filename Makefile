@@ -22,7 +22,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 DEPS := $(VENV)/.deps-$(DEVICE)
 BUILT := $(VENV)/.built-$(FLOWTT_CUDA)-$(FLOWTT_CUDA_ARCHS)
 LINT := $(VENV)/.lint
-SOURCES := CMakeLists.txt pyproject.toml $(shell find csrc -type f)
+SOURCES := CMakeLists.txt pyproject.toml $(shell find csrc cmake -type f)
 CPP := $(filter %.h %.cpp %.cuh %.cu,$(SOURCES))
 
 export FLOWTT_CUDA FLOWTT_CUDA_ARCHS
