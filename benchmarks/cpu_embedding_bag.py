@@ -17,24 +17,19 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
 import gc
 import json
-import platform
-import shlex
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from environment import describe_run
 from tabulate import tabulate
 from torch import Tensor, nn
 from zipf_lookups import ZipfLookups, draw_zipf_lookups
 
-import torchrec_flowtt
 from torchrec_flowtt.modules import TableBatchedFlowTTEmbeddingBags
 from torchrec_flowtt.ops import cpu_kernel_level
 from torchrec_flowtt.shapes import TTSpec
@@ -52,12 +47,21 @@ class Workload:
 
 
 @dataclasses.dataclass(frozen=True)
+class Percentiles:
+    """Of the repetitions of one measurement."""
+
+    p10: float
+    p50: float
+    p90: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Result:
-    """Medians in milliseconds, and the bytes of the parameters."""
+    """Times in milliseconds, and the bytes of the parameters."""
 
     name: str
-    forward_ms: float
-    training_ms: float
+    forward_ms: Percentiles
+    training_ms: Percentiles
     parameter_bytes: int
 
 
@@ -86,16 +90,17 @@ class UniqueBmmEmbeddingBag(nn.Module):
         )
 
 
-def median_ms(run: Callable[[int], None], iterations: int, warmup: int) -> float:
-    """Median time of ``run(0), run(1), ..`` after some untimed calls."""
+def times_ms(run: Callable[[int], None], iterations: int, warmup: int) -> Percentiles:
+    """Times of ``run(0), run(1), ..`` after some untimed calls."""
     for i in range(warmup):
         run(i)
     times = []
     for i in range(iterations):
         start = time.perf_counter()
         run(i)
-        times.append(time.perf_counter() - start)
-    return statistics.median(times) * 1e3
+        times.append((time.perf_counter() - start) * 1e3)
+    deciles = statistics.quantiles(times, n=10, method="inclusive")
+    return Percentiles(p10=deciles[0], p50=deciles[4], p90=deciles[8])
 
 
 def measure(
@@ -123,8 +128,8 @@ def measure(
     parameter_bytes = sum(p.numel() * p.element_size() for p in module.parameters())
     return Result(
         name,
-        median_ms(forward, iterations, warmup),
-        median_ms(train, iterations, warmup),
+        times_ms(forward, iterations, warmup),
+        times_ms(train, iterations, warmup),
         parameter_bytes,
     )
 
@@ -158,45 +163,14 @@ def run(workload: Workload, iterations: int) -> tuple[list[Result], float]:
     return results, difference
 
 
-def cpu_model() -> str:
-    """The processor's name, as the kernel tells it."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor()
-
-
-def git_commit() -> str:
-    """The checked-out commit, with "-dirty" when the kernels or this script differ from it."""
-    root = Path(__file__).resolve().parent.parent
-
-    def git(*arguments: str) -> str:
-        result = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True)
-        return result.stdout.strip()
-
-    commit = git("rev-parse", "HEAD") or "unknown"
-    changed = git("status", "--porcelain", "--", "csrc", "torchrec_flowtt", "benchmarks")
-    return f"{commit}-dirty" if changed else commit
-
-
 def report(workload: Workload, results: list[Result], difference: float) -> dict[str, object]:
     """Everything needed to run it again, and the figures."""
     indices, _ = draw_zipf_lookups(workload.lookups)
     return {
         "benchmark": "cpu_embedding_bag",
-        "command": shlex.join(["python", *sys.argv]),
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "commit": git_commit(),
-        "cpu": cpu_model(),
+        **describe_run(),
         "threads": torch.get_num_threads(),
         "cpu_kernel_level": cpu_kernel_level(),
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "torchrec_flowtt": torchrec_flowtt.__version__,
-        },
         "table": {
             "num_embeddings": workload.spec.num_embeddings,
             "embedding_dim": workload.spec.embedding_dim,
@@ -211,11 +185,10 @@ def report(workload: Workload, results: list[Result], difference: float) -> dict
             "index_sets": workload.index_sets,
         },
         "largest_relative_difference_of_tt_outputs": difference,
-        "unit": "ms, median",
         "results": [dataclasses.asdict(result) for result in results],
-        "speedup_over_unique_bmm": {
-            "forward": results[1].forward_ms / results[0].forward_ms,
-            "training": results[1].training_ms / results[0].training_ms,
+        "speedup_of_medians_over_unique_bmm": {
+            "forward": results[1].forward_ms.p50 / results[0].forward_ms.p50,
+            "training": results[1].training_ms.p50 / results[0].training_ms.p50,
         },
     }
 
@@ -226,10 +199,10 @@ def print_table(results: list[Result]) -> None:
     rows = [
         [
             result.name,
-            result.forward_ms,
-            f"{result.forward_ms / ours.forward_ms:.1f} x",
-            result.training_ms,
-            f"{result.training_ms / ours.training_ms:.1f} x",
+            result.forward_ms.p50,
+            f"{result.forward_ms.p50 / ours.forward_ms.p50:.1f} x",
+            result.training_ms.p50,
+            f"{result.training_ms.p50 / ours.training_ms.p50:.1f} x",
             f"{result.parameter_bytes / 2**20:.1f}",
         ]
         for result in results

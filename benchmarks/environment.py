@@ -1,0 +1,62 @@
+"""What a result needs to be measured again: machine, versions, commit and command."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import shlex
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+_PACKAGES = ("torch", "torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu", "torchrec-flowtt")
+_SOURCES = ("csrc", "cmake", "torchrec_flowtt", "benchmarks", "configs")
+
+
+def cpu_model() -> str:
+    """The processor's name, as the kernel tells it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor()
+
+
+def git_commit() -> str:
+    """The checked-out commit, with "-dirty" when sources differ from it; "unknown" without git."""
+    root = Path(__file__).resolve().parent.parent
+
+    def git(*arguments: str) -> str:
+        result = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True)
+        return result.stdout.strip()
+
+    commit = git("rev-parse", "HEAD") or "unknown"
+    return f"{commit}-dirty" if git("status", "--porcelain", "--", *_SOURCES) else commit
+
+
+def versions() -> dict[str, str]:
+    """Python and the installed packages that a result depends on."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def describe_run() -> dict[str, object]:
+    """The entries that every result file begins with."""
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "command": shlex.join(["python", *sys.argv]),
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "commit": git_commit(),
+        "cpu": cpu_model(),
+        "gpus": gpus,
+        "versions": versions(),
+    }
