@@ -30,8 +30,8 @@ def cpu_model() -> str:
 def git_commit() -> str:
     """The checked-out commit, with "-dirty" when sources differ from it.
 
-    Without git it is what the environment variable SOURCE_COMMIT says (for an exported tree), or
-    "unknown".
+    Where there is none (in an exported tree, say) it is what the environment variable SOURCE_COMMIT
+    says, or "unknown".
     """
     root = Path(__file__).resolve().parent.parent
 
@@ -39,7 +39,12 @@ def git_commit() -> str:
         result = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True)
         return result.stdout.strip()
 
-    commit = git("rev-parse", "HEAD") or os.environ.get("SOURCE_COMMIT", "unknown")
+    try:
+        commit = git("rev-parse", "--verify", "--quiet", "HEAD")
+    except FileNotFoundError:  # no git at all
+        commit = ""
+    if not commit:
+        return os.environ.get("SOURCE_COMMIT", "unknown")
     return f"{commit}-dirty" if git("status", "--porcelain", "--", *_SOURCES) else commit
 
 
