@@ -10,6 +10,8 @@ no part in them:
 
 A call's times may depend on what the L2 cache holds: "warm" calls follow one another, each with
 another index set; before a "cold" one a buffer larger than the cache is read, outside the events.
+Reading it also writes back what the call before left modified in the cache, which "warm" calls pay
+for: a call that writes much and rereads little may be the faster one when "cold".
 """
 
 from __future__ import annotations
