@@ -59,6 +59,39 @@ def wall_times(calls: Sequence[Call], repetitions: int, synchronize: Call) -> li
     return times
 
 
+def capture(groups: Sequence[Sequence[Call]]) -> list[torch.cuda.CUDAGraph]:
+    """A CUDA graph of each group of calls, in a memory pool that they share: replay one at a time.
+
+    The first call is made once before, for what it sets up.
+
+    Raises:
+        RuntimeError: a call cannot be captured.
+    """
+    pool = torch.cuda.graph_pool_handle()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    graphs = []
+    gc_was_enabled = gc.isenabled()
+    gc.disable()  # a collection may free what must not be freed during a capture
+    try:
+        with torch.cuda.stream(stream):
+            groups[0][0]()
+            for group in groups:
+                graph = torch.cuda.CUDAGraph()
+                graph.capture_begin(pool=pool)
+                try:
+                    for call in group:
+                        call()
+                finally:
+                    graph.capture_end()
+                graphs.append(graph)
+    finally:
+        if gc_was_enabled:
+            gc.enable()
+        torch.cuda.synchronize()
+    return graphs
+
+
 class CudaTimer:
     """Times calls on the current CUDA device.
 
@@ -120,43 +153,13 @@ class CudaTimer:
                     raise RuntimeError("the call waits for the device, so it cannot be queued")
         return times
 
-    def capture(self, calls: Sequence[Call]) -> list[torch.cuda.CUDAGraph]:
-        """A graph of each call, and last one of all of them, in a shared memory pool.
-
-        Raises:
-            RuntimeError: a call cannot be captured.
-        """
-        pool = torch.cuda.graph_pool_handle()
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        graphs = []
-        gc_was_enabled = gc.isenabled()
-        gc.disable()  # a collection may free what must not be freed during a capture
-        try:
-            with torch.cuda.stream(stream):
-                calls[0]()
-                for captured in [*([call] for call in calls), calls]:
-                    graph = torch.cuda.CUDAGraph()
-                    graph.capture_begin(pool=pool)
-                    try:
-                        for call in captured:
-                            call()
-                    finally:
-                        graph.capture_end()
-                    graphs.append(graph)
-        finally:
-            if gc_was_enabled:
-                gc.enable()
-            torch.cuda.synchronize()
-        return graphs
-
     def measure(
         self, calls: Sequence[Call], timings: Sequence[str], colds: Sequence[bool], host_us: float
     ) -> dict[tuple[str, bool], Percentiles]:
         """Percentiles by way of timing and state of the cache; ``chain`` is always warm.
 
         Raises:
-            RuntimeError: see :meth:`queued` and :meth:`capture`.
+            RuntimeError: see :meth:`queued` and :func:`capture`.
         """
         found = {}
         if "events" in timings:
@@ -164,7 +167,7 @@ class CudaTimer:
                 found["events", cold] = percentiles(self.queued(calls, host_us, cold))
         if not {"graph", "chain"} & set(timings):
             return found
-        *single, together = self.capture(calls)
+        *single, together = capture([*([call] for call in calls), calls])
         if "graph" in timings:
             replays = [graph.replay for graph in single]
             for cold in colds:
