@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import platform
 import shlex
 import subprocess
@@ -27,14 +28,23 @@ def cpu_model() -> str:
 
 
 def git_commit() -> str:
-    """The checked-out commit, with "-dirty" when sources differ from it; "unknown" without git."""
+    """The checked-out commit, with "-dirty" when sources differ from it.
+
+    Where there is none (in an exported tree, say) it is what the environment variable SOURCE_COMMIT
+    says, or "unknown".
+    """
     root = Path(__file__).resolve().parent.parent
 
     def git(*arguments: str) -> str:
         result = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True)
         return result.stdout.strip()
 
-    commit = git("rev-parse", "HEAD") or "unknown"
+    try:
+        commit = git("rev-parse", "--verify", "--quiet", "HEAD")
+    except FileNotFoundError:  # no git at all
+        commit = ""
+    if not commit:
+        return os.environ.get("SOURCE_COMMIT", "unknown")
     return f"{commit}-dirty" if git("status", "--porcelain", "--", *_SOURCES) else commit
 
 

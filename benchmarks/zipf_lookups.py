@@ -8,6 +8,7 @@ not ranks), or kept in order of popularity.
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import torch
 from torch import Tensor
@@ -34,6 +35,13 @@ class ZipfLookups:
     permuted: bool = True
 
 
+@functools.lru_cache(maxsize=2)
+def _cumulative_weights(population: int, exponent: float) -> Tensor:
+    """Kept, as 10 million powers take longer than drawing a batch from them."""
+    weights = torch.arange(1, population + 1, dtype=torch.float64).pow_(-exponent)
+    return weights.cumsum_(0)
+
+
 def draw_zipf_ranks(count: int, population: int, exponent: float, seed: int) -> Tensor:
     """Popularity ranks in ``[0, population)``, rank k with probability ~ ``(k + 1) ** -exponent``.
 
@@ -46,8 +54,7 @@ def draw_zipf_ranks(count: int, population: int, exponent: float, seed: int) -> 
     generator = torch.Generator().manual_seed(seed)
     if exponent == 0:
         return torch.randint(population, (count,), generator=generator)
-    weights = torch.arange(1, population + 1, dtype=torch.float64).pow_(-exponent)
-    cumulative = weights.cumsum_(0)
+    cumulative = _cumulative_weights(population, exponent)
     draws = torch.rand(count, generator=generator, dtype=torch.float64) * cumulative[-1]
     return torch.searchsorted(cumulative, draws).clamp_(max=population - 1)
 

@@ -1,0 +1,292 @@
+"""What the lookup benchmark compares: TT tables in their modes, and FBGEMM's uncompressed tables.
+
+A contender is built for one workload. It looks up, trains with SGD, and knows in float64 what
+should come out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import torch
+from lookup_workloads import Batch, Workload
+from torch import Tensor
+
+from torchrec_flowtt.functional import rows
+from torchrec_flowtt.modules import TableBatchedFlowTTEmbeddingBags
+
+LEARNING_RATE = 1e-4
+_REFERENCE_CHUNK = 16_384  # lookups whose float64 chain is held at a time
+_CHECKED_ROWS = 2048  # a table, of the gradient of an uncompressed one
+
+
+@dataclasses.dataclass(frozen=True)
+class Mode:
+    """One way to run a contender.
+
+    Attributes:
+        contender: its name in the results.
+        precision: of the arithmetic, as in the results.
+        weights_dtype: of the cores or the table.
+        forward_limit: largest relative error of an output.
+        step_limit: largest relative error of an SGD step; it includes rounding the new
+            parameters to their dtype.
+        settings: switches torch and the operators to this mode.
+    """
+
+    contender: str
+    precision: str
+    weights_dtype: torch.dtype
+    forward_limit: float
+    step_limit: float
+    settings: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
+
+    @property
+    def key(self) -> str:
+        """How the command line names it."""
+        return f"{self.contender}/{self.precision}"
+
+
+class Contender(Protocol):
+    """One implementation with the tables of one workload."""
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """The lookup, ``[B, T * D]``."""
+
+    def rows(self, table: int, indices: Tensor) -> Tensor:
+        """Rows of a table in float64, ``[n, D]``."""
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Of the SGD step that a backward takes."""
+
+    def gradients(self, batch: Batch, grad: Tensor) -> list[Tensor]:
+        """In float64, of (parts of) the parameters, from that of the output, ``[B, T * D]``."""
+
+    def parameters(self, batch: Batch) -> list[Tensor]:
+        """Copies in float64 of what :meth:`gradients` belong to."""
+
+
+class FlowTT:
+    """`TableBatchedFlowTTEmbeddingBags`."""
+
+    def __init__(self, workload: Workload, mode: Mode, device: torch.device) -> None:
+        """Draws cores."""
+        self._workload = workload
+        self.module = TableBatchedFlowTTEmbeddingBags(
+            [workload.spec] * workload.tables,
+            pooling_mode=workload.pooling,
+            optimizer="exact_sgd",
+            learning_rate=LEARNING_RATE,
+            weights_precision=mode.weights_dtype,
+            output_dtype=workload.output_torch_dtype,
+            device=device,
+        )
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """The lookup."""
+        return self.module(batch.indices, batch.offsets, batch.per_sample_weights)
+
+    def rows(self, table: int, indices: Tensor) -> Tensor:
+        """By the chain in float64."""
+        cores = [core.detach().double() for core in self.module.split_tt_cores()[table]]
+        return torch.cat([rows(cores, part) for part in indices.split(_REFERENCE_CHUNK)])
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Of the fused SGD."""
+        self.module.set_learning_rate(learning_rate)
+
+    def gradients(self, batch: Batch, grad: Tensor) -> list[Tensor]:
+        """By autograd through the chain in float64; of all cores."""
+        found = []
+        for table, cores in enumerate(self.module.split_tt_cores()):
+            leaves = [core.detach().double().requires_grad_() for core in cores]
+            indices, row_grads = lookup_gradients(self._workload, batch, grad, table)
+            for part, (bags, factors) in zip(
+                indices.split(_REFERENCE_CHUNK), row_grads.chunks(_REFERENCE_CHUNK), strict=True
+            ):
+                rows(leaves, part).backward(bags * factors)
+            found += [leaf.grad for leaf in leaves]
+        return found
+
+    def parameters(self, batch: Batch) -> list[Tensor]:
+        """The cores."""
+        return [core.detach().double() for core in self.module.tt_cores]
+
+
+class Fbgemm:
+    """FBGEMM's table-batched embedding on uncompressed tables.
+
+    Args:
+        bounds_check: member of FBGEMM's `BoundsCheckMode`; None leaves FBGEMM's default.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        mode: Mode,
+        device: torch.device,
+        bounds_check: str | None = None,
+    ) -> None:
+        """Draws tables."""
+        from fbgemm_gpu import split_table_batched_embeddings_ops_common as common
+        from fbgemm_gpu import split_table_batched_embeddings_ops_training as training
+        from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
+
+        self._workload = workload
+        if device.type == "cuda":
+            place = (common.EmbeddingLocation.DEVICE, training.ComputeDevice.CUDA)
+        else:
+            place = (common.EmbeddingLocation.HOST, training.ComputeDevice.CPU)
+        checks = {}
+        if bounds_check is not None:
+            checks["bounds_check_mode"] = common.BoundsCheckMode[bounds_check]
+        table = (workload.num_embeddings, workload.embedding_dim, *place)
+        self.module = training.SplitTableBatchedEmbeddingBagsCodegen(
+            [table] * workload.tables,
+            optimizer=EmbOptimType.EXACT_SGD,
+            learning_rate=LEARNING_RATE,
+            weights_precision=SparseType.from_dtype(mode.weights_dtype),
+            output_dtype=SparseType.from_dtype(workload.output_torch_dtype),
+            pooling_mode=common.PoolingMode[workload.pooling.upper()],
+            device=device,
+            **checks,
+        )
+        bound = workload.num_embeddings**-0.5
+        self.module.init_embedding_weights_uniform(-bound, bound)
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """The lookup."""
+        return self.module(batch.indices, batch.offsets, batch.per_sample_weights)
+
+    def rows(self, table: int, indices: Tensor) -> Tensor:
+        """As stored."""
+        return self.module.split_embedding_weights()[table].detach()[indices.long()].double()
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Of the fused SGD."""
+        self.module.set_learning_rate(learning_rate)
+
+    def _checked_rows(self, batch: Batch, table: int) -> Tensor:
+        indices = batch.of_tables(self._workload)[0][table].flatten()
+        return indices[:: -(-indices.numel() // _CHECKED_ROWS)].unique()
+
+    def gradients(self, batch: Batch, grad: Tensor) -> list[Tensor]:
+        """Of some of the rows."""
+        found = []
+        for table in range(self._workload.tables):
+            checked = self._checked_rows(batch, table)
+            indices, row_grads = lookup_gradients(self._workload, batch, grad, table)
+            place = torch.searchsorted(checked, indices).clamp_(max=checked.numel() - 1)
+            hits = (checked[place] == indices).nonzero().flatten()
+            bags, factors = row_grads.of(hits)
+            total = bags.new_zeros((checked.numel(), self._workload.embedding_dim))
+            found.append(total.index_add_(0, place[hits], bags * factors))
+        return found
+
+    def parameters(self, batch: Batch) -> list[Tensor]:
+        """The same rows."""
+        return [
+            self.rows(table, self._checked_rows(batch, table))
+            for table in range(self._workload.tables)
+        ]
+
+
+@dataclasses.dataclass(frozen=True)
+class LookupGradients:
+    """Gradients of the rows of single lookups, in float64, as bag gradients times factors."""
+
+    bag_grads: Tensor  # [B, D]
+    factors: Tensor  # [B * L, 1]
+    pooling_factor: int
+
+    def of(self, lookups: Tensor) -> tuple[Tensor, Tensor]:
+        """Bag gradients ``[n, D]`` and factors ``[n, 1]`` of some lookups."""
+        return self.bag_grads[lookups // self.pooling_factor], self.factors[lookups]
+
+    def chunks(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """All of them, `size` at a time."""
+        lookups = torch.arange(self.factors.shape[0], device=self.factors.device)
+        for part in lookups.split(size):
+            yield self.of(part)
+
+
+def lookup_gradients(
+    workload: Workload, batch: Batch, grad: Tensor, table: int
+) -> tuple[Tensor, LookupGradients]:
+    """Row indices ``[B * L]`` of a table's lookups, and their gradients."""
+    indices, weights = batch.of_tables(workload)
+    columns = slice(table * workload.embedding_dim, (table + 1) * workload.embedding_dim)
+    flat = indices[table].flatten()
+    factors = (
+        flat.new_ones(flat.shape, dtype=torch.float64)
+        if weights is None
+        else weights[table].flatten().double()
+    )
+    if workload.pooling == "mean":
+        factors = factors / workload.pooling_factor
+    bag_grads = grad[:, columns].double()
+    return flat, LookupGradients(bag_grads, factors.unsqueeze(1), workload.pooling_factor)
+
+
+@contextlib.contextmanager
+def matmul_tf32(allowed: bool) -> Iterator[None]:
+    """PyTorch's own switch, which the operators follow."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+# A new mode of the operators is one more line here.
+FLOWTT_MODES = (
+    Mode("flowtt", "fp32", torch.float32, 2e-6, 3e-5, lambda: matmul_tf32(False)),
+    Mode("flowtt", "fp16", torch.float16, 1e-3, 1e-2),
+    Mode("flowtt", "bf16", torch.bfloat16, 1e-2, 5e-2),
+)
+FBGEMM_MODES = tuple(
+    Mode(contender, precision, dtype, 1e-6, step_limit)
+    for precision, dtype, step_limit in (
+        ("fp32", torch.float32, 3e-5),
+        ("fp16", torch.float16, 1e-2),
+        ("bf16", torch.bfloat16, 5e-2),
+    )
+    for contender in ("fbgemm", "fbgemm_no_check")
+)
+MODES = {mode.key: mode for mode in (*FLOWTT_MODES, *FBGEMM_MODES)}
+DEFAULT_MODES = ("flowtt/fp32", "fbgemm/fp32", "fbgemm_no_check/fp32")
+
+
+def build(workload: Workload, mode: Mode, device: torch.device) -> Contender:
+    """The contender of a mode, with the workload's tables."""
+    if mode in FLOWTT_MODES:
+        return FlowTT(workload, mode, device)
+    return Fbgemm(workload, mode, device, "NONE" if mode.contender == "fbgemm_no_check" else None)
+
+
+def parameter_bytes(workload: Workload, mode: Mode) -> int:
+    """Of all tables."""
+    if mode in FLOWTT_MODES:
+        return workload.tables * workload.spec.num_bytes(mode.weights_dtype)
+    elements = workload.tables * workload.num_embeddings * workload.embedding_dim
+    return elements * mode.weights_dtype.itemsize
+
+
+def select_modes(keys: Sequence[str]) -> list[Mode]:
+    """Modes by ``contender/precision``, or by the contender alone: all its precisions.
+
+    Raises:
+        ValueError: there is no such mode.
+    """
+    found: list[Mode] = []
+    for key in keys:
+        matching = [mode for mode in MODES.values() if key in (mode.key, mode.contender)]
+        if not matching:
+            raise ValueError(f"no contender {key!r}; there are: {', '.join(MODES)}")
+        found += [mode for mode in matching if mode not in found]
+    return found

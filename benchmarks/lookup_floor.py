@@ -1,0 +1,128 @@
+"""The least time that a TT lookup can take on a card: what it must move and compute.
+
+No kernel is faster than the largest of three terms: writing the output to device memory, the
+multiplications of the chain (once for each distinct prefix and each distinct row), and reading
+every core slice that occurs from L2 once. Indices are left out; so is grouping, which reads them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from lookup_workloads import Distinct, Workload
+
+from torchrec_flowtt.shapes import TTSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class Rates:
+    """Of one card, measured by micro-benchmarks: large buffers, random data.
+
+    Attributes:
+        write: device memory, written only, bytes/s.
+        copy: device memory, read + written, bytes/s.
+        l2_read: random slices from L2, bytes/s by the least size of a slice in bytes.
+        mma: warp-level `mma.sync` with register operands, FLOP/s by precision. fp32 accuracy
+            takes three products of fp16 parts.
+    """
+
+    write: float
+    copy: float
+    l2_read: dict[int, float]
+    mma: dict[str, float]
+
+
+RATES = {
+    "NVIDIA H200": Rates(
+        write=4.4e12,
+        copy=3.96e12,
+        l2_read={16_384: 9e12, 8192: 8.8e12, 2048: 5.7e12, 0: 3.4e12},
+        mma={"fp32": 637e12 / 3, "tf32": 319e12, "fp16": 637e12, "bf16": 637e12},
+    )
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Floor:
+    """Microseconds.
+
+    Attributes:
+        forward_us: least time of a forward.
+        training_us: least time of a forward and then a backward with SGD.
+        write_us: of the output.
+        mma_us: the forward's products.
+        l2_us: one read of each slice that occurs.
+        slice_traffic_us: a read of the slices anew for each prefix and row; no bound, as slices
+            can stay in registers and shared memory, but what a kernel that keeps none would take.
+    """
+
+    forward_us: float
+    training_us: float
+    write_us: float
+    mma_us: float
+    l2_us: float
+    slice_traffic_us: float
+
+
+def chain_flops(spec: TTSpec, distinct: Distinct) -> list[float]:
+    """FLOP of stages 2 .. d: products of the distinct prefixes with the next core's slices."""
+    flops, columns = [], 1
+    for count, (_, rank, q, next_rank) in zip(distinct.prefixes, spec.core_shapes, strict=True):
+        flops.append(2.0 * count * columns * rank * q * next_rank)
+        columns *= q
+    return flops[1:]
+
+
+def slice_bytes(spec: TTSpec, element_size: int) -> list[int]:
+    """Bytes of a slice of each core."""
+    return [math.prod(shape[1:]) * element_size for shape in spec.core_shapes]
+
+
+def l2_rate(rates: Rates, size: int) -> float:
+    """Bytes/s at which slices of `size` bytes come from L2."""
+    return rates.l2_read[max(least for least in rates.l2_read if least <= size)]
+
+
+def lookup_floor(
+    workload: Workload, distinct: Distinct, precision: str, element_size: int, rates: Rates
+) -> Floor:
+    """The floor of one workload.
+
+    In the backward each stage but the last is computed anew (its intermediates are not stored),
+    and each stage has two products of the same size, the gradients of its operands. The output's
+    gradient is read once, and each slice and its gradient once.
+
+    Args:
+        workload: tables and batch.
+        distinct: counts of its batches.
+        precision: key of `rates.mma`.
+        element_size: bytes of an element of the cores.
+        rates: of the card.
+    """
+    spec = workload.spec
+    output_bytes = math.prod(workload.output_shape) * workload.output_torch_dtype.itemsize
+    stages = chain_flops(spec, distinct)
+    sizes = slice_bytes(spec, element_size)
+    touched = sum(n * size for n, size in zip(distinct.slices, sizes, strict=True))
+    write_us = output_bytes / rates.write * 1e6
+    mma_us = sum(stages) / rates.mma[precision] * 1e6
+    l2_us = touched / max(rates.l2_read.values()) * 1e6
+    forward_us = max(write_us, mma_us, l2_us)
+    backward_flops = 3 * sum(stages) - stages[-1]
+    backward_us = max(
+        output_bytes / rates.copy * 1e6,
+        backward_flops / rates.mma[precision] * 1e6,
+        2 * l2_us,
+    )
+    anew = sum(
+        n * size / l2_rate(rates, size) for n, size in zip(distinct.prefixes, sizes, strict=True)
+    )
+    return Floor(
+        forward_us=forward_us,
+        training_us=forward_us + backward_us,
+        write_us=write_us,
+        mma_us=mma_us,
+        l2_us=l2_us,
+        slice_traffic_us=anew * 1e6,
+    )

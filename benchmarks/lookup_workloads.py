@@ -1,0 +1,191 @@
+"""What the lookup benchmark looks up: named workloads, variants of them, and their batches."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+from zipf_lookups import ZipfLookups, draw_zipf_lookups
+
+from torchrec_flowtt.shapes import TTSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """Tables of one shape, each looked up by one feature, in one call.
+
+    Attributes:
+        name: as in the results.
+        num_embeddings: rows N of every table.
+        embedding_dim: columns D of every table.
+        p_shapes: row factors; None lets `TTSpec.suggest` choose.
+        q_shapes: column factors; None lets `TTSpec.suggest` choose.
+        tt_ranks: inner ranks.
+        batch_size: bags B of every table.
+        pooling_factor: lookups L of every bag.
+        alpha: exponent of the Zipf law of the rows, spread over the table; 0 is uniform.
+        tables: their number T.
+        prefix_share: this share of the lookups goes to rows of a single prefix (to rows that
+            differ in the last digit alone).
+        weighted: with per-sample weights.
+        pooling: "sum" or "mean".
+        index_dtype: "int64" or "int32", of indices and offsets.
+        output_dtype: "float32", "float16" or "bfloat16".
+    """
+
+    name: str
+    num_embeddings: int = 10_000_000
+    embedding_dim: int = 128
+    p_shapes: tuple[int, ...] | None = (200, 220, 250)
+    q_shapes: tuple[int, ...] | None = (4, 4, 8)
+    tt_ranks: tuple[int, ...] = (32, 32)
+    batch_size: int = 65_536
+    pooling_factor: int = 1
+    alpha: float = 0.0
+    tables: int = 1
+    prefix_share: float = 0.0
+    weighted: bool = False
+    pooling: str = "sum"
+    index_dtype: str = "int64"
+    output_dtype: str = "float32"
+
+    @property
+    def spec(self) -> TTSpec:
+        """Shape of each table."""
+        return TTSpec.suggest(
+            self.num_embeddings,
+            self.embedding_dim,
+            tt_rank=self.tt_ranks,
+            p_shapes=self.p_shapes,
+            q_shapes=self.q_shapes,
+            name=self.name,
+        )
+
+    @property
+    def num_lookups(self) -> int:
+        """Of a batch, over all tables."""
+        return self.tables * self.batch_size * self.pooling_factor
+
+    @property
+    def output_shape(self) -> tuple[int, int]:
+        """``(B, T * D)``."""
+        return self.batch_size, self.tables * self.embedding_dim
+
+    @property
+    def output_torch_dtype(self) -> torch.dtype:
+        """`output_dtype` as torch has it."""
+        dtype: torch.dtype = getattr(torch, self.output_dtype)
+        return dtype
+
+    def variant(self, **changes: object) -> Workload:
+        """This workload with other values, which its name then tells.
+
+        The factors of a changed number of rows, columns or cores are suggested anew unless given.
+        """
+        changes = {key: value for key, value in changes.items() if value != getattr(self, key)}
+        if not changes:
+            return self
+        shown = ",".join(
+            f"{key}={'x'.join(map(str, value)) if isinstance(value, tuple) else value}"
+            for key, value in changes.items()
+        )
+        other_cores = len(changes.get("tt_ranks", self.tt_ranks)) != len(self.tt_ranks)
+        if other_cores or "num_embeddings" in changes:
+            changes.setdefault("p_shapes", None)
+        if other_cores or "embedding_dim" in changes:
+            changes.setdefault("q_shapes", None)
+        return dataclasses.replace(self, name=f"{self.name}:{shown}", **changes)
+
+
+_NARROW = {"embedding_dim": 64, "q_shapes": (4, 4, 4), "tt_ranks": (16, 16), "alpha": 1.05}
+
+WORKLOADS = {
+    workload.name: workload
+    for workload in (
+        Workload("W1"),
+        Workload("W2p", alpha=1.05),
+        Workload("W3p", batch_size=8192, pooling_factor=20, alpha=1.05),
+        Workload("W5p", **_NARROW),
+        Workload("W6p", **_NARROW, tables=8, batch_size=8192, pooling_factor=10),
+        Workload("W1-skew", prefix_share=0.3),
+        Workload("serving", batch_size=256),
+    )
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """One call's lookups; the features' bags follow one another.
+
+    Attributes:
+        indices: ``[T * B * L]``.
+        offsets: ``[T * B + 1]``.
+        per_sample_weights: ``[T * B * L]`` float32, or None.
+    """
+
+    indices: Tensor
+    offsets: Tensor
+    per_sample_weights: Tensor | None
+
+    def of_tables(self, workload: Workload) -> tuple[Tensor, Tensor | None]:
+        """Indices and weights as ``[T, B, L]``."""
+        shape = (workload.tables, workload.batch_size, workload.pooling_factor)
+        weights = self.per_sample_weights
+        return self.indices.view(shape), None if weights is None else weights.view(shape)
+
+
+def draw_batch(workload: Workload, seed: int, device: torch.device) -> Batch:
+    """The lookups of one seed."""
+    lookups = ZipfLookups(
+        workload.num_embeddings, workload.batch_size, workload.pooling_factor, workload.alpha
+    )
+    seeds = range(seed * workload.tables, (seed + 1) * workload.tables)
+    indices = torch.cat([draw_zipf_lookups(lookups, table_seed)[0] for table_seed in seeds])
+    generator = torch.Generator().manual_seed(seed)
+    if workload.prefix_share > 0:
+        rows_per_prefix = workload.spec.p_shapes[-1]
+        prefix = workload.num_embeddings // rows_per_prefix // 2
+        chosen = torch.rand(indices.shape, generator=generator) < workload.prefix_share
+        rows = torch.randint(rows_per_prefix, indices.shape, generator=generator)
+        indices = torch.where(chosen, prefix * rows_per_prefix + rows, indices)
+    offsets = torch.arange(0, workload.num_lookups + 1, workload.pooling_factor)
+    weights = torch.rand(indices.shape, generator=generator) if workload.weighted else None
+    dtype = getattr(torch, workload.index_dtype)
+    return Batch(
+        indices.to(device, dtype),
+        offsets.to(device, dtype),
+        None if weights is None else weights.to(device),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Distinct:
+    """Distinct parts of the batches of a workload; means over the batches, sums over the tables.
+
+    Attributes:
+        prefixes: of k = 1 .. d digits, d entries; the last are distinct rows.
+        slices: of core k = 1 .. d.
+    """
+
+    prefixes: tuple[float, ...]
+    slices: tuple[float, ...]
+
+    @property
+    def rows(self) -> float:
+        """Distinct rows."""
+        return self.prefixes[-1]
+
+
+def count_distinct(workload: Workload, batches: list[Batch]) -> Distinct:
+    """Counts prefixes and core slices."""
+    p_shapes = workload.spec.p_shapes
+    prefixes, slices = [0.0] * len(p_shapes), [0.0] * len(p_shapes)
+    for batch in batches:
+        for rows in batch.of_tables(workload)[0].unbind():
+            level = rows.unique()
+            for k in reversed(range(len(p_shapes))):
+                prefixes[k] += level.numel() / len(batches)
+                slices[k] += (level % p_shapes[k]).unique().numel() / len(batches)
+                level = (level // p_shapes[k]).unique()
+    return Distinct(tuple(prefixes), tuple(slices))
