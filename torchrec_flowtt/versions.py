@@ -50,6 +50,13 @@ def release(version: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
+def _release_or_explain(package: str, version: str) -> tuple[int, int]:
+    try:
+        return release(version)
+    except ValueError as error:
+        raise ImportError(f"{package}: {error}. Combinations that work: {_table()}.") from None
+
+
 def _table() -> str:
     rows = [f"TorchRec {t} + FBGEMM {f} + torch {c}" for t, (f, c) in RELEASES.items()]
     return "; ".join(rows)
@@ -68,7 +75,7 @@ def require_torch() -> None:
             f"torchrec-flowtt needs torch >= {needed}, and no torch is installed. "
             f"Install one, for example: pip install 'torch>={needed}'"
         )
-    if release(found[1]) < MIN_TORCH:
+    if _release_or_explain("torch", found[1]) < MIN_TORCH:
         raise ImportError(
             f"torchrec-flowtt needs torch >= {needed} and found torch {found[1]}. "
             f"Combinations that work: {_table()}."
@@ -94,13 +101,15 @@ def require_torchrec() -> None:
         raise ImportError(
             f"torchrec_flowtt.distributed needs TorchRec and FBGEMM; {found}. {works}"
         )
-    if release(torchrec[1]) < MIN_TORCHREC or release(fbgemm[1]) < MIN_TORCHREC:
+    torchrec_release = _release_or_explain("TorchRec", torchrec[1])
+    fbgemm_release = _release_or_explain("FBGEMM", fbgemm[1])
+    if min(torchrec_release, fbgemm_release) < MIN_TORCHREC:
         needed = ".".join(map(str, MIN_TORCHREC))
         raise ImportError(f"TorchRec and FBGEMM must be >= {needed}; {found}. {works}")
     nightly = "nightly" in torchrec[0] or "nightly" in fbgemm[0]
-    if not nightly and release(torchrec[1]) != release(fbgemm[1]):
+    if not nightly and torchrec_release != fbgemm_release:
         raise ImportError(f"TorchRec and FBGEMM must be of the same release; {found}. {works}")
-    if release(torchrec[1]) > MAX_TESTED_TORCHREC:
+    if torchrec_release > MAX_TESTED_TORCHREC:
         warnings.warn(
             f"torchrec-flowtt is not tested with TorchRec {torchrec[1]}; {found}. {works}",
             stacklevel=2,

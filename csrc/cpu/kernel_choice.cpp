@@ -3,6 +3,7 @@
 // FLOWTT_CPU_LEVEL=baseline|avx2|avx512 in the environment asks for a lower level, to test or to
 // compare; it is read once.
 #include <cstdlib>
+#include <stdexcept>
 #include <string>
 
 #include "cpu/kernel_interface.h"
@@ -26,6 +27,10 @@ Level choose_level() {
 #if defined(FLOWTT_X86_LEVELS)
   const char* asked = std::getenv("FLOWTT_CPU_LEVEL");
   const std::string most = asked == nullptr ? "avx512" : asked;
+  if (most != "baseline" && most != "avx2" && most != "avx512") {
+    throw std::invalid_argument("FLOWTT_CPU_LEVEL must be baseline, avx2 or avx512, got '" + most +
+                                "'");
+  }
   __builtin_cpu_init();
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                     __builtin_cpu_supports("f16c");

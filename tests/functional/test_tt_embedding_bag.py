@@ -285,6 +285,19 @@ def test_an_index_outside_the_table_is_refused(index: int) -> None:
         tt_embedding_bag(indices, make_cores(), torch.tensor([0]), num_embeddings=22, mode="sum")
 
 
+def test_forward_mode_is_refused_not_dropped() -> None:
+    cores = make_cores()
+    tangents = [torch.randn_like(core) for core in cores]
+    matrix = torch.tensor([[1, 2]])
+    with pytest.raises(NotImplementedError, match="forward-mode derivative"):
+        torch.func.jvp(lambda *c: tt_embedding_bag(matrix, c), tuple(cores), tuple(tangents))
+    with torch.autograd.forward_ad.dual_level():
+        weights = torch.autograd.forward_ad.make_dual(torch.ones(1, 2), torch.ones(1, 2))
+        with pytest.raises(NotImplementedError, match="forward-mode derivative"):
+            tt_embedding_bag(matrix, [c.float() for c in cores], per_sample_weights=weights)
+        tt_embedding_bag(matrix, cores)
+
+
 def test_pooling_mode_values() -> None:
     assert PoolingMode.of(0) is PoolingMode.SUM
     assert PoolingMode.of(PoolingMode.MEAN) is PoolingMode.MEAN

@@ -177,3 +177,9 @@ def test_repr() -> None:
         "output_dtype=torch.float16",
     ):
         assert part in text
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.complex64, torch.float8_e5m2])
+def test_a_dtype_without_kernels_is_refused_when_built(dtype: torch.dtype) -> None:
+    with pytest.raises(TypeError, match=f"dtype must be one of torch.float32.*got {dtype}"):
+        FlowTTEmbeddingBag(100, 8, tt_ranks=2, dtype=dtype)

@@ -229,6 +229,8 @@ def test_dense_mode_compiles_for_training() -> None:
         ({"embedding_specs": []}, ValueError, "embedding_specs must hold at least one"),
         ({"embedding_specs": [(22, 12)]}, TypeError, r"embedding_specs\[0\] must be a TTSpec"),
         ({"feature_table_map": []}, ValueError, "feature_table_map must name a table"),
+        ({"feature_table_map": [0.0]}, TypeError, r"feature_table_map\[0\] must be an int"),
+        ({"feature_table_map": [True]}, TypeError, r"feature_table_map\[0\] must be an int"),
         (
             {"feature_table_map": [0, 2]},
             ValueError,
@@ -297,3 +299,10 @@ def test_repr() -> None:
     text = repr(TableBatchedFlowTTEmbeddingBags([ADS, USERS], optimizer="adam"))
     for part in ("tables=2", "features=2", "optimizer=adam", "learning_rate=0.01"):
         assert part in text
+
+
+def test_an_index_out_of_range_names_the_tables() -> None:
+    spec = TTSpec.suggest(100, 8, tt_rank=2, name="ads")
+    module = TableBatchedFlowTTEmbeddingBags([spec])
+    with pytest.raises(IndexError, match=r"got 100; names of the tables: \{0: 'ads'\}"):
+        module(torch.tensor([100]), torch.tensor([0, 1]))

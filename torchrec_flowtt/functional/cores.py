@@ -7,7 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["accumulation_dtype", "check_cores", "padded_num_embeddings"]
+__all__ = ["CORE_DTYPES", "accumulation_dtype", "check_cores", "padded_num_embeddings"]
+
+#: What TT-cores may consist of.
+CORE_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -41,9 +44,12 @@ def check_cores(cores: Sequence[Tensor], argument: str = "cores") -> None:
     for k, core in enumerate(cores):
         if not isinstance(core, Tensor):
             raise TypeError(f"{argument}[{k}] must be a Tensor, got {type(core).__name__}")
-        if not core.is_floating_point() or core.dtype != cores[0].dtype:
+        if core.dtype not in CORE_DTYPES:
+            names = ", ".join(str(dtype) for dtype in CORE_DTYPES)
+            raise TypeError(f"{argument}[{k}] must be one of {names}, got {core.dtype}")
+        if core.dtype != cores[0].dtype:
             raise TypeError(
-                f"{argument}[{k}] must have the floating-point dtype of all cores, "
+                f"{argument}[{k}] must have the dtype of all cores, "
                 f"got {core.dtype} beside {cores[0].dtype}"
             )
         if core.device != cores[0].device:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 import torchrec_flowtt.ops  # noqa: F401  (registers the operators)
 from torchrec_flowtt.functional.cores import (
@@ -214,6 +215,7 @@ def batched_lookup(
     For callers that checked `lookup` once and for all. `cores` is the flat list, table after
     table; `lookup.output_dtype` must suit them.
     """
+    _refuse_forward_mode(cores, per_sample_weights)
     _check_integers(indices, "indices")
     _check_integers(offsets, "offsets")
     num_features = len(lookup.feature_table_map)
@@ -292,6 +294,20 @@ def _closed_offsets(offsets: Tensor, indices: Tensor, include_last_offset: bool)
         return offsets
     # A fill on the device: nnz is known to the host, and no copy has to wait for the other side.
     return torch.cat([offsets, offsets.new_full((1,), indices.numel())])
+
+
+def _refuse_forward_mode(cores: Sequence[Tensor], per_sample_weights: Tensor | None) -> None:
+    # Without this the tangents would be dropped silently. The level is asked first, as most calls
+    # are in none and asking every core costs time.
+    if forward_ad._current_level < 0:
+        return
+    inputs = cores if per_sample_weights is None else [*cores, per_sample_weights]
+    if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in inputs):
+        raise NotImplementedError(
+            "TT embedding lookups have no forward-mode derivative: use reverse mode (backward, "
+            "torch.func.grad of functional.rows), or torchrec_flowtt.functional.rows, which is "
+            "plain torch"
+        )
 
 
 def _check_integers(tensor: Tensor, argument: str) -> None:

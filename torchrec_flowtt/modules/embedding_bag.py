@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from torchrec_flowtt.functional import PoolingMode, rows, to_dense, tt_embedding_bag
+from torchrec_flowtt.functional.cores import CORE_DTYPES
 from torchrec_flowtt.functional.embedding_bag import checked_output_dtype
 from torchrec_flowtt.modules.initialization import default_variance, initialize_tt_cores_
 from torchrec_flowtt.shapes import TTSpec
@@ -108,6 +109,9 @@ class FlowTTEmbeddingBag(nn.Module):
         self.init_variance = (
             default_variance(spec.num_embeddings) if init_variance is None else init_variance
         )
+        if (dtype or torch.get_default_dtype()) not in CORE_DTYPES:
+            names = ", ".join(str(core_dtype) for core_dtype in CORE_DTYPES)
+            raise TypeError(f"dtype must be one of {names}, got {dtype}")
         self.tt_cores = nn.ParameterList(
             nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
             for shape in spec.core_shapes

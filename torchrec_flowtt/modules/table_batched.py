@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from torchrec_flowtt.functional import FusedUpdate, PoolingMode
-from torchrec_flowtt.functional.cores import accumulation_dtype
+from torchrec_flowtt.functional.cores import CORE_DTYPES, accumulation_dtype
 from torchrec_flowtt.functional.embedding_bag import batched_lookup, checked_output_dtype
 from torchrec_flowtt.functional.fused_update import BatchedLookup
 from torchrec_flowtt.modules.initialization import default_variance, initialize_tt_cores_
@@ -17,8 +17,6 @@ from torchrec_flowtt.modules.optimizers import OptimizerConfig, OptimType
 from torchrec_flowtt.shapes import TTSpec
 
 __all__ = ["TableBatchedFlowTTEmbeddingBags"]
-
-_WEIGHTS_PRECISIONS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 class TableBatchedFlowTTEmbeddingBags(nn.Module):
@@ -106,8 +104,8 @@ class TableBatchedFlowTTEmbeddingBags(nn.Module):
         self.optimizer_config = OptimizerConfig(
             OptimType(optimizer), learning_rate, eps, beta1, beta2, weight_decay
         )
-        if weights_precision not in _WEIGHTS_PRECISIONS:
-            names = ", ".join(str(dtype) for dtype in _WEIGHTS_PRECISIONS)
+        if weights_precision not in CORE_DTYPES:
+            names = ", ".join(str(dtype) for dtype in CORE_DTYPES)
             raise TypeError(f"weights_precision must be one of {names}, got {weights_precision}")
         if weights_precision != torch.float64:
             checked_output_dtype(output_dtype, weights_precision)
@@ -245,9 +243,15 @@ class TableBatchedFlowTTEmbeddingBags(nn.Module):
             pooling_mode=int(self.pooling_mode),
             output_dtype=torch.float64 if cores[0].dtype == torch.float64 else self.output_dtype,
         )
-        return batched_lookup(
-            indices, offsets, per_sample_weights, cores, lookup, self._fused_update()
-        )
+        try:
+            return batched_lookup(
+                indices, offsets, per_sample_weights, cores, lookup, self._fused_update()
+            )
+        except IndexError as error:
+            names = {t: spec.name for t, spec in enumerate(self.embedding_specs) if spec.name}
+            if not names:
+                raise
+            raise IndexError(f"{error}; names of the tables: {names}") from None
 
     def _moment(self, moment: int, core: int) -> Tensor:
         state = self._buffers[f"momentum{moment}_{core}"]
@@ -326,6 +330,11 @@ def _checked_feature_table_map(feature_table_map: Sequence[int] | None, tables: 
     if len(feature_table_map) == 0:
         raise ValueError("feature_table_map must name a table for at least one feature, got none")
     for feature, table in enumerate(feature_table_map):
+        if not isinstance(table, int) or isinstance(table, bool):
+            raise TypeError(
+                f"feature_table_map[{feature}] must be an int, got {table!r} "
+                f"({type(table).__name__})"
+            )
         if not 0 <= table < tables:
             raise ValueError(
                 f"feature_table_map[{feature}] must name a table, 0 to {tables - 1}, got {table}"

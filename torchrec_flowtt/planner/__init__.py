@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from torchrec_flowtt.planner.enumerator import FlowTTEmbeddingEnumerator
-from torchrec_flowtt.planner.lookup_cost import ArithmeticRate, TTLookupCost
-from torchrec_flowtt.planner.placement import PlacementRow
-from torchrec_flowtt.planner.planner import FlowTTEmbeddingShardingPlanner
-from torchrec_flowtt.planner.shadow_estimators import ShadowEstimator
-from torchrec_flowtt.planner.stats import FlowTTEmbeddingStats
+from torchrec_flowtt.versions import require_torchrec
+
+require_torchrec()
+
+from torchrec_flowtt.planner.enumerator import FlowTTEmbeddingEnumerator  # noqa: E402
+from torchrec_flowtt.planner.lookup_cost import ArithmeticRate, TTLookupCost  # noqa: E402
+from torchrec_flowtt.planner.placement import PlacementRow  # noqa: E402
+from torchrec_flowtt.planner.planner import FlowTTEmbeddingShardingPlanner  # noqa: E402
+from torchrec_flowtt.planner.shadow_estimators import ShadowEstimator  # noqa: E402
+from torchrec_flowtt.planner.stats import FlowTTEmbeddingStats  # noqa: E402
 
 __all__ = [
     "ArithmeticRate",
