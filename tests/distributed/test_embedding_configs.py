@@ -74,6 +74,8 @@ def test_keeps_the_factors_given() -> None:
         ({"pooling": PoolingType.NONE}, ("ads", "pooling")),
         ({"init_fn": torch.nn.init.zeros_}, ("ads", "init_fn", "weight_init_min")),
         ({"use_virtual_table": True}, ("ads", "use_virtual_table")),
+        ({"weight_init_min": 0.1, "weight_init_max": 0.1}, ("ads", "weight_init_min", "0.1")),
+        ({"weight_init_min": 0.2, "weight_init_max": 0.1}, ("ads", "weight_init_max", "0.2")),
         ({"num_embeddings_post_pruning": 10}, ("ads", "num_embeddings_post_pruning")),
     ],
 )

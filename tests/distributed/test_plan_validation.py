@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from torch.distributed._shard.sharding_spec import EnumerableShardingSpec, ShardMetadata
 from torchrec.distributed.types import ParameterSharding
 
 from tests.distributed.sharded_models import Table
@@ -13,6 +14,20 @@ def sharding(kind: str, kernel: str, *ranks: int) -> ParameterSharding:
 
 TT = sharding("table_wise", "customized_kernel", 0)
 ROW_WISE = sharding("row_wise", "fused", 0, 1)
+
+
+def test_ranks_and_shards_must_agree() -> None:
+    shard = ShardMetadata(shard_offsets=[0, 0], shard_sizes=[60, 8], placement="rank:0/cpu")
+    plan = ParameterSharding(
+        sharding_type="table_wise",
+        compute_kernel="customized_kernel",
+        ranks=[1],
+        sharding_spec=EnumerableShardingSpec([shard]),
+    )
+    with pytest.raises(ValueError, match=r"'a'.*ranks are \[1\].*shards on ranks \[0\]"):
+        validate_plan([Table("a", "", ["a"]).config()], {"a": plan})
+    plan.ranks = [0]
+    validate_plan([Table("a", "", ["a"]).config()], {"a": plan})
 
 
 def test_accepts_tt_tables_beside_any_other() -> None:

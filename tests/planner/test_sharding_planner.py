@@ -224,7 +224,6 @@ def test_torchrecs_planner_is_refused() -> None:
     ("table", "constraint", "expected"),
     [
         ("ads", ParameterConstraints(compute_kernels=["fused"]), "table_wise, data_parallel"),
-        ("ads", ParameterConstraints(sharding_types=["row_wise"]), "table_wise, data_parallel"),
         (
             "country",
             ParameterConstraints(
@@ -240,6 +239,24 @@ def test_constraints_that_leave_no_option(
     with pytest.raises(ValueError, match=f"sparse.{table}") as caught:
         planner(constraints={table: constraint}).plan(model())
     assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("sharding_type", "reason"),
+    [
+        ("row_wise", "range of rows"),
+        ("table_row_wise", "range of rows"),
+        ("column_wise", "range of columns"),
+        ("grid_shard", "range of columns"),
+        ("diagonal", "it is unknown"),
+    ],
+)
+def test_constraints_to_types_a_tt_table_lacks_are_refused_with_the_reason(
+    sharding_type: str, reason: str
+) -> None:
+    constraints = {"ads": ParameterConstraints(sharding_types=[sharding_type])}
+    with pytest.raises(ValueError, match=f"'ads' cannot be sharded {sharding_type}: .*{reason}"):
+        planner(constraints=constraints).plan(model())
 
 
 def test_planning_allocates_nothing() -> None:

@@ -102,6 +102,12 @@ class FlowTTEmbeddingBagConfig(EmbeddingBagConfig):
             raise ValueError(
                 f"table {self.name!r}: pooling must be SUM or MEAN, got {self.pooling}"
             )
+        low, high = self.get_weight_init_min(), self.get_weight_init_max()
+        if not low < high:
+            raise ValueError(
+                f"table {self.name!r}: weight_init_min must be below weight_init_max, got "
+                f"{low} and {high}"
+            )
         self.tt_spec = self._resolve_spec()
         self.num_cores = self.tt_spec.num_cores
 

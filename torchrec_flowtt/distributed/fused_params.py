@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ _OFF: dict[str, tuple[Any, ...]] = {
     "lower_bound": (0, 0.0),
     "regularization_mode": (0, "none"),
     "lr_decay": (0, 0.0),
+    "max_norm": (0, 0.0),
     "initial_accumulator_value": (0, 0.0),
     "momentum": (0, 0.0),
     "dampening": (0, 0.0),
@@ -51,7 +52,6 @@ _WITHOUT_EFFECT = frozenset(
         "gather_uvm_cache_stats",
         "learning_rate_power",
         "max_gradient",
-        "max_norm",
         "multipass_prefetch_config",
         "prefetch_pipeline",
         "record_cache_metrics",
@@ -113,6 +113,11 @@ class FusedOptimizerParams:
             elif name in ("learning_rate", "lr"):
                 values["learning_rate"] = _number(name, value, table)
             elif name == "betas":
+                if not isinstance(value, Sequence) or len(value) != 2:
+                    raise ValueError(
+                        f"TT table {table!r}: fused_params['betas'] must be two numbers, "
+                        f"got {value!r}"
+                    )
                 values["beta1"] = _number("betas[0]", value[0], table)
                 values["beta2"] = _number("betas[1]", value[1], table)
             elif name in ("eps", "beta1", "beta2", "weight_decay"):
@@ -176,8 +181,10 @@ def _output_dtype(value: Any, table: str) -> torch.dtype:
         dtype = data_type_to_dtype(value)
     elif isinstance(value, torch.dtype):
         dtype = value
-    else:
+    elif hasattr(value, "as_dtype"):  # FBGEMM's SparseType
         dtype = value.as_dtype()
+    else:
+        dtype = None
     if dtype not in _OUTPUT_DTYPES:
         raise ValueError(
             f"TT table {table!r}: output_dtype must be FP32, FP16 or BF16, got {value!r}"

@@ -7,6 +7,7 @@ wrong plan is refused by all ranks and none is left waiting in a collective.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.types import ParameterSharding, ShardingType
@@ -94,6 +95,13 @@ def validate_plan(
             if len(ranks) != 1:
                 raise ValueError(
                     f"TT table {config.name!r}: table_wise needs exactly one rank, got {ranks}"
+                )
+            spec: Any = sharding.sharding_spec
+            placed = ranks if spec is None else [s.placement.rank() for s in spec.shards]
+            if placed != ranks:
+                raise ValueError(
+                    f"TT table {config.name!r}: the plan's ranks are {ranks}, but its "
+                    f"sharding_spec places shards on ranks {placed}. {PLANNER_HINT}"
                 )
     _validate_mean_pooling(configs, plan)
 

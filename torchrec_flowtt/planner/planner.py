@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -18,6 +18,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec_flowtt.distributed import compat
 from torchrec_flowtt.distributed.ebc import FlowTTEmbeddingBagCollection
 from torchrec_flowtt.distributed.embedding_configs import FlowTTEmbeddingBagConfig
+from torchrec_flowtt.distributed.plan_validation import TT_SHARDING_TYPES, refusal
 from torchrec_flowtt.distributed.sharder import FlowTTEmbeddingBagCollectionSharder
 from torchrec_flowtt.planner.enumerator import FlowTTEmbeddingEnumerator
 from torchrec_flowtt.planner.lookup_cost import TTLookupCost
@@ -147,8 +148,24 @@ class FlowTTEmbeddingShardingPlanner(EmbeddingShardingPlanner):
         sharders = list(sharders)
         # On every rank, before any of them waits for another.
         check_sharders(module, [sharder.module_type for sharder in sharders])
+        check_constraints(module, compat.planner_parts(self)[2] or {})
         self._shapes = table_shapes(module, sharders)
         return sharders
+
+
+def check_constraints(model: nn.Module, constraints: Mapping[str, Any]) -> None:
+    """Check that constraints leave every TT table a sharding type that it has.
+
+    Raises:
+        ValueError: if not, with the reason for the first type asked for.
+    """
+    for module in model.modules():
+        if not isinstance(module, FlowTTEmbeddingBagCollection):
+            continue
+        for table in module.tt_tables():
+            wanted = getattr(constraints.get(table), "sharding_types", None)
+            if wanted and not set(wanted) & set(TT_SHARDING_TYPES):
+                raise ValueError(refusal(table, wanted[0]))
 
 
 def check_sharders(model: nn.Module, sharded_types: Sequence[type]) -> None:
