@@ -21,6 +21,7 @@ CHECKS = [
     "dtensor_state",
     "adagrad_state_between_shardings",
     "adam_state_between_shardings",
+    "sgd_between_shardings",
     "resume_sgd",
     "rank_without_tables_sgd",
     "rank_without_tables_adam",

@@ -6,7 +6,7 @@ optimizer over the cores. Both hold the same numbers under other names::
     table-wise                                  data-parallel, torch.optim
     <table>.momentum1                           Adagrad: sum      Adam: exp_avg
     <table>.momentum2                                             Adam: exp_avg_sq
-    <table>.iter, int64 [1]                     step, float32 []
+    <table>.iter, int64 [1]                     step, float32 []; nothing for SGD
 
 so a checkpoint of the one can be loaded into the other once the state dict that is loaded into
 uses the names that were saved.
@@ -57,38 +57,49 @@ def saved_in_other_sharding(
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
     """
-    entries = _entries(optimizer_state["state"], tables)
+    entries = _entries(optimizer_state, tables)
     renamed = {key: _renamed(key, table, optimizer_state) for key, table in entries.items()}
     originals = {key: optimizer_state["state"][key] for key in entries}
-    optimizer_state["state"].update(renamed)
+    state = optimizer_state["state"]
+    for key, entry in renamed.items():
+        if entry is None:
+            del state[key]
+        else:
+            state[key] = entry
     try:
         yield optimizer_state
     finally:
-        optimizer_state["state"].update(originals)
+        state.update(originals)
     for key, table in entries.items():
-        _copy_steps(renamed[key], originals[key], table)
+        loaded = renamed[key]
+        if loaded is not None:
+            _copy_steps(loaded, originals[key], table)
 
 
-def _entries(state: dict[str, Any], tables: Collection[str]) -> dict[str, str]:
-    entries = {}
-    for key in state:
-        match = _CORE_KEY.search(key)
-        if match is not None and match["table"] in tables:
-            entries[key] = match["table"]
+def _entries(optimizer_state: dict[str, Any], tables: Collection[str]) -> dict[str, str]:
+    found = {key: _CORE_KEY.search(key) for key in optimizer_state["state"]}
+    entries = {key: match["table"] for key, match in found.items() if match is not None}
     missing = sorted(set(tables) - set(entries.values()))
-    if missing:
-        raise KeyError(f"the optimizer state has no entries of the TT tables {missing}")
-    return entries
+    # No entry of any TT table: they train data-parallel with SGD, which has no state.
+    if missing and entries:
+        raise KeyError(
+            f"the optimizer state has no entries of the TT tables {missing}, "
+            f"only of {sorted(set(entries.values()))}"
+        )
+    return {key: table for key, table in entries.items() if table in tables}
 
 
-def _renamed(key: str, table: str, optimizer_state: dict[str, Any]) -> dict[str, Any]:
+def _renamed(key: str, table: str, optimizer_state: dict[str, Any]) -> dict[str, Any] | None:
+    """The entry as the other sharding saved it; None if that sharding saves none."""
     entry = optimizer_state["state"][key]
     if f"{table}.iter" in entry:
         return _as_data_parallel(key, table, entry)
     return _as_table_wise(key, table, entry)
 
 
-def _as_data_parallel(key: str, table: str, entry: dict[str, Any]) -> dict[str, Any]:
+def _as_data_parallel(key: str, table: str, entry: dict[str, Any]) -> dict[str, Any] | None:
+    if set(entry) == {f"{table}.iter"}:
+        return None  # SGD
     renamed: dict[str, Any] = {"step": torch.zeros(())}
     first, second = entry.get(f"{table}.momentum1"), entry.get(f"{table}.momentum2")
     if first is not None and len(first.size()) == 1:
