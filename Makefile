@@ -36,21 +36,22 @@ $(DEPS): requirements/torch.txt requirements/$(DEVICE).txt requirements/stack.lo
 	@$(if $(PYTHON),,echo "No Python 3.10 to 3.13 found: install one, or name it with PYTHON=/path/to/python" >&2; exit 1)
 	@$(if $(filter cpu cuda,$(DEVICE)),,echo "DEVICE must be cpu or cuda, not '$(DEVICE)'" >&2; exit 1)
 	@echo "Setting up $(VENV) with $$($(PYTHON) --version) and the pinned $(DEVICE) stack"
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet --no-deps -r requirements/$(DEVICE).txt
-	$(PIP) install --quiet $(if $(TORCH_INDEX),--retries 1 --extra-index-url $(TORCH_INDEX)) -r requirements/torch.txt
-	touch $@
+	$(if $(filter cpu,$(DEVICE)),@echo "(pip will report that torchrec asks for fbgemm-gpu; on a CPU fbgemm-gpu-cpu takes its place)")
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) install --quiet --no-deps -r requirements/$(DEVICE).txt
+	@$(PIP) install --quiet $(if $(TORCH_INDEX),--retries 1 --extra-index-url $(TORCH_INDEX)) -r requirements/torch.txt
+	@touch $@
 
 $(BUILT): $(DEPS) $(SOURCES)
 	@command -v $${CXX:-c++} >/dev/null || { echo "No C++ compiler found: install g++ >= 11 (or set CXX)" >&2; exit 1; }
 	@echo "Building the kernels (FLOWTT_CUDA=$(FLOWTT_CUDA), architectures $(FLOWTT_CUDA_ARCHS))"
-	PATH="$(abspath $(BIN)):$$PATH" $(PIP) install --quiet --no-deps --no-build-isolation --editable .
-	rm -f $(VENV)/.built-*
-	touch $@
+	@PATH="$(abspath $(BIN)):$$PATH" $(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	@rm -f $(VENV)/.built-*
+	@touch $@
 
 $(LINT): requirements/lint.lock $(DEPS)
-	$(PIP) install --quiet -r requirements/lint.lock
-	touch $@
+	@$(PIP) install --quiet -r requirements/lint.lock
+	@touch $@
 
 .PHONY: setup build demo test test-all lint format docs audit lock clean distclean
 setup: $(DEPS) ## make the virtual environment with the pinned stack
@@ -80,6 +81,7 @@ format: $(LINT) ## format the sources
 
 docs: $(BUILT) requirements/docs.lock ## build the documentation into build/docs
 	$(PIP) install --quiet -r requirements/docs.lock
+	@rm -rf build/docs
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs build/docs
 	@echo "build/docs/index.html"
 
