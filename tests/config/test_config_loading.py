@@ -56,14 +56,34 @@ def test_configuration_is_frozen():
         ),
         # The unknown key is the cause, so it is named before the value that is missing.
         ("tables: [{nam: user}]", "unknown key tables.0.nam; did you mean tables.0.name?"),
-        ("optimizer.dense: 3", "unknown key optimizer.dense; did you mean optimizer?"),
-        ("train: {epochs: five}", "train.epochs: input should be a valid integer"),
-        ("train: {epochs: 0}", "train.epochs: input should be greater than 0, not 0"),
-        ("optimizer: {sparse: {learning_rate: .nan}}", "should be a finite number"),
+        (
+            "optimizer.dense: 3",
+            "key optimizer.dense; in YAML it is nested: optimizer: {dense: ...}",
+        ),
+        ("epochs: 3", "unknown key epochs; did you mean train.epochs?"),
+        ("train: {seeed: 3}", "unknown key train.seeed; did you mean seed?"),
+        ("learning_rate: 3", "mean optimizer.sparse.learning_rate or optimizer.dense.learning"),
+        ("train: {epochs: five}", "train.epochs: must be a whole number, not 'five'"),
+        ("train: {epochs: 0}", "train.epochs: must be greater than 0, not 0"),
+        ("optimizer: {sparse: {learning_rate: .nan}}", "must be a finite number"),
         ("tables: [{kernel: flowtt}]", "tables.0.name: this key is needed"),
         ("model: {embedding_dim: 8}", "model: dense_layers must end in embedding_dim = 8, not 16"),
         ("model: {over_layers: [8, 2]}", "model: over_layers must end in 1, not 2"),
         ("model: {embedding_dim: 6, dense_layers: [6]}", "multiple of 4"),
+        ("model: {dense_layers: [100000, 16]}", "dense_layers.0: must be at most 65536, not 100"),
+        (
+            "model: {dense_layers: 16}",
+            "model.dense_layers: must be a list of whole numbers, not 16",
+        ),
+        ("model: {over_layers: [1]}", "must be a list of at least 2 whole numbers, not [1]"),
+        ("train: 3", "train: must be a mapping with keys epochs, batch_size, log_every, not 3"),
+        ("tables: {name: user}", "tables: must be a list of mappings"),
+        ("tables: [user]", "tables.0: must be a mapping with keys name, kernel, tt_ranks"),
+        ("tables: [{name: u, tt_ranks: x}]", "tables.u.tt_ranks: must be a whole number or a list"),
+        ("device: tpu", "device: must be one of 'auto', 'cpu' or 'cuda', not 'tpu'"),
+        ("run_folder: ''", "run_folder: must not be empty"),
+        ("checkpoint: {folder: ''}", "checkpoint.folder: must not be empty"),
+        ("optimizer: {sparse: {weight_decay: 0.1}}", "for adam only, row_wise_adagrad has none"),
         ("data: {validation_fraction: 0.6, test_fraction: 0.4}", "must be less than 1"),
         ("train: {epochs: 1}\ntrain: {epochs: 2}", "c.yaml, line 2: key 'train' is there twice"),
         ("tables: [", "c.yaml, line 1"),
@@ -72,6 +92,36 @@ def test_configuration_is_frozen():
 )
 def test_mistakes_name_the_key_and_the_remedy(text, expected):
     assert expected in message(text)
+
+
+@pytest.mark.parametrize("value", ["true", "'3'", "[3]", "3 apples"])
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("seed", "whole number"),
+        ("train.epochs", "whole number"),
+        ("checkpoint.every_steps", "whole number"),
+        ("data.positive_rating", "number"),
+        ("data.test_fraction", "number"),
+        ("optimizer.sparse.weight_decay", "number"),
+    ],
+)
+def test_only_numbers_are_numbers(key, value, expected):
+    text = message("", f"{key}={value}")
+    assert f"{key}: must be a {expected}, not " in text
+
+
+def test_nothing_is_suggested_when_nothing_is_near():
+    assert message("zzz: 1") == "c.yaml: unknown key zzz"
+
+
+@pytest.mark.parametrize("name", ["sgd", "adagrad", "row_wise_adagrad", "adam"])
+def test_weight_decay_is_adam_s(name):
+    setting = f"optimizer.sparse={{name: {name}, weight_decay: 0.1}}"
+    if name == "adam":
+        assert parse_config("", [setting]).optimizer.sparse.weight_decay == 0.1
+    else:
+        assert f"weight_decay 0.1 is for adam only, {name} has none" in message("", setting)
 
 
 @pytest.mark.parametrize(
@@ -84,10 +134,10 @@ def test_mistakes_name_the_key_and_the_remedy(text, expected):
         ("tt_ranks: 4, p_shapes: [2, 3], num_cores: 3", "p_shapes has 2 factors, num_cores is 3"),
         ("tt_ranks: 4, q_shapes: [4]", "1 cores follow from its lists; 2 to 4 are possible"),
         ("tt_ranks: 4, q_shapes: [2, 2, 2]", "q_shapes: [2, 2, 2] multiply to 8"),
-        ("tt_ranks: 0", "tables.t.tt_ranks: input should be"),
+        ("tt_ranks: 0", "tables.t.tt_ranks: must be greater than 0"),
         ("tt_ranks: [4, -1]", "tables.t.tt_ranks"),
         ("tt_ranks: 4, sharding: row_wise", "row_wise does not exist for kernel flowtt"),
-        ("tt_ranks: 4, num_cores: 5", "tables.t.num_cores: input should be less than or equal"),
+        ("tt_ranks: 4, num_cores: 5", "tables.t.num_cores: must be at most 4"),
     ],
 )
 def test_impossible_tt_fields_are_refused(fields, expected):

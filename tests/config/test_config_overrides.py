@@ -58,3 +58,30 @@ def test_mistakes(override, expected):
         parse_config(RULES, [override])
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_an_entry_of_a_default_list_can_be_set():
+    assert parse_config("", ["model.dense_layers.0=32"]).model.dense_layers == (32, 16)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["train.epoch=4"], "override 'train.epoch=4': unknown key train.epoch; did you mean"),
+        (["seed=3", "epochs=4"], "override 'epochs=4': unknown key epochs; did you mean train.ep"),
+        (["tables.cross_*.tt_ranks=0", "seed=3"], "override 'tables.cross_*.tt_ranks=0': tables."),
+        # The error is the section's, the cause one of its keys.
+        (["seed=3", "model.embedding_dim=8"], "override 'model.embedding_dim=8': model: dense_lay"),
+        (["model.dense_layers.0=x"], "override 'model.dense_layers.0=x': model.dense_layers.0: m"),
+        (["tables={}"], "override 'tables={}': tables: must be a list"),
+    ],
+)
+def test_an_override_s_mistake_names_the_override(overrides, expected):
+    with pytest.raises(ConfigError) as caught:
+        parse_config(RULES, overrides, source="c.yaml")
+    assert expected in str(caught.value)
+
+
+def test_the_file_s_own_mistake_is_not_blamed_on_an_override():
+    with pytest.raises(ConfigError, match="^c.yaml: unknown key sede"):
+        parse_config("sede: 1", ["seed=2"], source="c.yaml")

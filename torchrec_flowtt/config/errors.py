@@ -30,7 +30,7 @@ class DataError(JobError):
 
 
 class RunFolderError(JobError):
-    """A run folder that cannot be written, or that belongs to another run."""
+    """A run folder that cannot be written, is in use, or belongs to another run."""
 
     exit_code = 4
 
@@ -39,6 +39,12 @@ class CheckpointError(JobError):
     """A checkpoint that is missing, incomplete or of another model."""
 
     exit_code = 5
+
+
+class DivergedError(JobError):
+    """The loss is no longer a finite number."""
+
+    exit_code = 6
 
 
 class Interrupted(JobError):

@@ -9,13 +9,16 @@ from typing import Any
 import yaml
 
 from torchrec_flowtt.config.errors import ConfigError
+from torchrec_flowtt.config.schema import JobConfig
+from torchrec_flowtt.config.yaml_text import read_yaml
 
 
 def apply_overrides(document: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Returns a copy of ``document`` with every ``key.path=value`` set in it.
 
     Values are YAML, so ``[8, 8]``, ``null`` and ``{kernel: fbgemm}`` work. An entry of a list is
-    addressed by its index or, in ``tables``, by its ``name``.
+    addressed by its index or, in ``tables``, by its ``name``; if the document lacks the list, it
+    is an entry of the default one.
 
     Raises:
         ConfigError: no ``=``, a value that is not YAML, or a path through something that has no
@@ -33,11 +36,29 @@ def apply_overrides(document: dict[str, Any], overrides: Sequence[str]) -> dict[
                 f"override {override!r}: expected key.path=value, such as train.epochs=3"
             )
         try:
-            value = yaml.safe_load(text)
+            value = read_yaml(text)
         except yaml.YAMLError:
             raise ConfigError(f"override {override!r}: {text!r} is not a YAML value") from None
         _assign(document, path.split("."), value, override)
     return document
+
+
+def override_location(document: dict[str, Any], override: str) -> tuple[int | str, ...]:
+    """Where in ``document`` an override has set its value, with list entries as positions."""
+    place: list[int | str] = []
+    here: Any = document
+    for key in override.partition("=")[0].strip().split("."):
+        step: int | str = _entry(here, key, "", override) if isinstance(here, list) else key
+        place.append(step)
+        here = here[step]
+    return tuple(place)
+
+
+def _default_at(keys: Sequence[str]) -> Any:
+    here: Any = JobConfig().model_dump(mode="json")
+    for key in keys:
+        here = here.get(key) if isinstance(here, dict) else None
+    return here
 
 
 def _assign(document: dict[str, Any], keys: list[str], value: object, override: str) -> None:
@@ -49,7 +70,8 @@ def _assign(document: dict[str, Any], keys: list[str], value: object, override: 
             if last:
                 here[key] = value
             elif here.get(key) is None:
-                here[key] = {}
+                default = _default_at(keys[: depth + 1])
+                here[key] = default if isinstance(default, list) else {}
             here = here[key]
         elif isinstance(here, list):
             index = _entry(here, key, where, override)

@@ -6,10 +6,27 @@ import math
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-PositiveInt = Annotated[int, Field(gt=0)]
-Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
+
+def _not_empty(value: object) -> object:
+    if value == "":
+        raise ValueError("must not be empty")
+    return value
+
+
+# Strict: neither true nor "3" is a number.
+PositiveInt = Annotated[int, Field(strict=True, gt=0, lt=2**31)]
+Count = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
+# Far beyond any use, and small enough that no product of two sizes overflows.
+LargeInt = Annotated[int, Field(strict=True, gt=0, le=2**40)]
+LayerWidth = Annotated[int, Field(strict=True, gt=0, le=2**16)]
+Number = Annotated[float, Field(strict=True)]
+PositiveNumber = Annotated[float, Field(strict=True, gt=0.0)]
+NotNegative = Annotated[float, Field(strict=True, ge=0.0)]
+Fraction = Annotated[float, Field(strict=True, gt=0.0, lt=1.0)]
+# An empty path would mean the current folder.
+PlacePath = Annotated[Path, BeforeValidator(_not_empty)]
 
 SPARSE_OPTIMIZERS = ("sgd", "adagrad", "row_wise_adagrad", "adam")
 
@@ -42,9 +59,9 @@ class TableRule(FrozenModel):
     name: Annotated[str, Field(min_length=1)]
     kernel: Literal["flowtt", "fbgemm"] = "fbgemm"
     tt_ranks: PositiveInt | tuple[PositiveInt, ...] | None = None
-    max_bytes: PositiveInt | None = None
-    num_cores: Annotated[int, Field(ge=2, le=4)] | None = None
-    p_shapes: tuple[PositiveInt, ...] | None = None
+    max_bytes: LargeInt | None = None
+    num_cores: Annotated[int, Field(strict=True, ge=2, le=4)] | None = None
+    p_shapes: tuple[LargeInt, ...] | None = None
     q_shapes: tuple[PositiveInt, ...] | None = None
     sharding: Literal["auto", "table_wise", "data_parallel", "row_wise", "column_wise"] = "auto"
 
@@ -100,14 +117,14 @@ class DataConfig(FrozenModel):
     or ``all``, which alone predict so well that the tables have nothing left to learn.
     """
 
-    path: Path | None = None
+    path: PlacePath | None = None
     name: Annotated[str, Field(min_length=1)] = "ml-100k"
-    cache_dir: Path | None = None
-    positive_rating: float = 4.0
+    cache_dir: PlacePath | None = None
+    positive_rating: Number = 4.0
     validation_fraction: Fraction = 0.1
     test_fraction: Fraction = 0.1
     history_length: PositiveInt = 20
-    cross_rows: PositiveInt = 2**20
+    cross_rows: LargeInt = 2**20
     rating_statistics: Literal["none", "user", "all"] = "user"
 
     @model_validator(mode="after")
@@ -120,9 +137,9 @@ class DataConfig(FrozenModel):
 class ModelConfig(FrozenModel):
     """The DLRM: the dimension all its tables share, and the widths of its two MLPs."""
 
-    embedding_dim: PositiveInt = 16
-    dense_layers: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (64, 16)
-    over_layers: Annotated[tuple[PositiveInt, ...], Field(min_length=2)] = (64, 1)
+    embedding_dim: LayerWidth = 16
+    dense_layers: Annotated[tuple[LayerWidth, ...], Field(min_length=1)] = (64, 16)
+    over_layers: Annotated[tuple[LayerWidth, ...], Field(min_length=2)] = (64, 1)
     pooling: Literal["sum", "mean"] = "mean"
 
     @model_validator(mode="after")
@@ -143,20 +160,29 @@ class ModelConfig(FrozenModel):
 
 
 class SparseOptimizerConfig(FrozenModel):
-    """The optimizer fused into the tables' backward pass."""
+    """The optimizer fused into the tables' backward pass; only ``adam`` has a weight decay."""
 
     name: Literal["sgd", "adagrad", "row_wise_adagrad", "adam"] = "row_wise_adagrad"
-    learning_rate: Annotated[float, Field(gt=0.0)] = 0.05
-    eps: Annotated[float, Field(gt=0.0)] = 1e-8
-    weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
+    learning_rate: PositiveNumber = 0.05
+    eps: PositiveNumber = 1e-8
+    weight_decay: NotNegative = 0.0
+
+    @model_validator(mode="after")
+    def _decay_exists(self) -> SparseOptimizerConfig:
+        if self.weight_decay and self.name != "adam":
+            raise ValueError(
+                f"weight_decay {self.weight_decay} is for adam only, {self.name} has none; set it"
+                " to 0"
+            )
+        return self
 
 
 class DenseOptimizerConfig(FrozenModel):
     """The optimizer of the MLPs and of data-parallel tables."""
 
     name: Literal["sgd", "adagrad", "adam"] = "adam"
-    learning_rate: Annotated[float, Field(gt=0.0)] = 1e-3
-    weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
+    learning_rate: PositiveNumber = 1e-3
+    weight_decay: NotNegative = 0.0
 
 
 class OptimizerConfig(FrozenModel):
@@ -185,9 +211,9 @@ class CheckpointConfig(FrozenModel):
     of 0 turn those checkpoints off; the newest ``keep`` stay.
     """
 
-    folder: Path | None = None
-    every_epochs: Annotated[int, Field(ge=0)] = 1
-    every_steps: Annotated[int, Field(ge=0)] = 0
+    folder: PlacePath | None = None
+    every_epochs: Count = 1
+    every_steps: Count = 0
     keep: PositiveInt = 2
 
 
@@ -198,9 +224,9 @@ class JobConfig(FrozenModel):
     'auto'
     """
 
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
+    seed: Annotated[int, Field(strict=True, ge=0, lt=2**63)] = 1
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    run_folder: Path = Path("runs/movielens")
+    run_folder: PlacePath = Path("runs/movielens")
     data: DataConfig = DataConfig()
     tables: tuple[TableRule, ...] = ()
     model: ModelConfig = ModelConfig()
