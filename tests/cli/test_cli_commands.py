@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from torchrec_flowtt.cli.main import flowtt
-from torchrec_flowtt.config import RunFolderError
+from torchrec_flowtt.config import ConfigError, RunFolderError, load_config
 from torchrec_flowtt.data.synthetic import write_random_ratings
 from torchrec_flowtt.train import demo
 from torchrec_flowtt.version import __version__
@@ -19,6 +19,12 @@ def test_help_and_version():
     assert help_text.exit_code == 0
     assert "train" in help_text.output and "demo" in help_text.output
     assert __version__ in CliRunner().invoke(flowtt, ["--version"]).output
+
+
+def test_without_a_command_it_prints_its_help():
+    result = CliRunner().invoke(flowtt, [])
+    assert result.exit_code == 0
+    assert result.output == CliRunner().invoke(flowtt, ["--help"]).output
 
 
 def summary(**flowtt_run):
@@ -58,9 +64,11 @@ def runs(monkeypatch):
         metrics = {**summary()["fbgemm"], "epochs": []}
         metrics["table_bytes"] = 1000 if "tables" in values else 10
         (folder / "metrics.json").write_text(json.dumps(metrics))
+        (folder / "config.yaml").write_text(f"run_folder: {folder}")
         return 0
 
     monkeypatch.setattr(demo, "_run", pretend)
+    monkeypatch.setattr(demo, "_check", lambda *_: None)
     return asked
 
 
@@ -76,6 +84,8 @@ def test_both_runs_differ_in_the_tables_only_and_replace_earlier_ones(runs, tmp_
     assert full.pop("run_folder").endswith("fbgemm.new")
     assert compressed.pop("run_folder").endswith("flowtt.new")
     assert full == compressed == {"device": "cpu", "seed": "3"}
+    recorded = load_config(tmp_path / "demo" / "flowtt" / "config.yaml")
+    assert recorded.run_folder == tmp_path / "demo" / "flowtt"
     names = sorted(path.name for path in (tmp_path / "demo").iterdir())
     assert names == ["fbgemm", "flowtt", "summary.json"]
     found = json.loads((tmp_path / "demo" / "summary.json").read_text())
@@ -92,6 +102,32 @@ def test_a_failed_run_keeps_the_earlier_summary(runs, tmp_path, monkeypatch):
     assert CliRunner().invoke(flowtt, arguments).exit_code == 3
     assert (tmp_path / "demo" / "summary.json").read_text() == before
     assert (tmp_path / "demo" / "fbgemm" / "metrics.json").exists()
+
+
+@pytest.mark.parametrize("place", ["flowtt", "fbgemm", "flowtt.new"])
+def test_foreign_files_are_seen_before_the_first_training(runs, tmp_path, place):
+    (tmp_path / "demo" / place).mkdir(parents=True)
+    (tmp_path / "demo" / place / "thesis.tex").write_text("mine")
+    result = CliRunner().invoke(flowtt, ["demo", f"--run-dir={tmp_path / 'demo'}"])
+    assert "holds thesis.tex, which no demonstration wrote" in str(result.exception)
+    assert runs == []
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("train.epoch=1", "unknown key train.epoch"),
+        ("checkpoint.folder=x", "the two runs of a demonstration cannot share one"),
+        ("tables.0.name=none", "no table matches 'none'"),
+    ],
+)
+def test_mistakes_come_before_the_first_training(monkeypatch, tmp_path, override, expected):
+    write_random_ratings(tmp_path / "ratings")
+    monkeypatch.setattr(demo, "_run", lambda *_: pytest.fail("a training was started"))
+    settings = [f"data.path={tmp_path / 'ratings'}", "data.name=synthetic", override]
+    result = CliRunner().invoke(flowtt, ["demo", f"--run-dir={tmp_path / 'demo'}", *settings])
+    assert isinstance(result.exception, ConfigError)
+    assert expected in str(result.exception)
 
 
 @pytest.mark.slow

@@ -112,5 +112,6 @@ def metrics(run_folder: Path) -> dict[str, Any]:
 
 
 def checkpoints(run_folder: Path) -> list[str]:
-    """Names of everything in the run's checkpoint folder."""
-    return sorted(path.name for path in (run_folder / "checkpoints").iterdir())
+    """Names of everything in the run's checkpoint folder but the lock."""
+    names = (path.name for path in (run_folder / "checkpoints").iterdir())
+    return sorted(name for name in names if name != ".lock")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
-import shutil
+import subprocess
+import sys
 
 import pytest
 from click.testing import CliRunner
@@ -24,9 +26,12 @@ from torchrec_flowtt.train.checkpoint_files import (
     latest_checkpoint,
     read_job_record,
 )
+from torchrec_flowtt.train.checkpoint_sums import write_sums
 from torchrec_flowtt.train.preflight import prepare
 from torchrec_flowtt.train.progress import Progress
-from torchrec_flowtt.train.run_folder import claim_run_folder
+from torchrec_flowtt.train.run_folder import claim_run_folder, config_text
+from torchrec_flowtt.train.run_lock import check_unlocked
+from torchrec_flowtt.train.tables import table_warnings
 
 
 @pytest.fixture
@@ -137,6 +142,93 @@ def test_a_checkpoint_folder_of_another_run(check, tmp_path):
     assert f"{other} already holds files" in text
 
 
+def test_what_an_untrained_run_left_is_no_obstacle(check, config_path, tmp_path):
+    folder = tmp_path / "run"
+    config = load_config(config_path, [f"run_folder={folder}"])
+    (folder / "tensorboard").mkdir(parents=True)
+    (folder / "checkpoints" / ".writing-step-00000030").mkdir(parents=True)
+    (folder / "config.yaml").write_text(config_text(config))
+    (folder / "tensorboard" / "events.out.tfevents.1.host").write_text("")
+    check()
+    text = failure(CheckpointError, check, resume=True)
+    assert "so there is nothing to resume; start without --resume" in text
+    for foreign in ("notes.txt", "tensorboard/notes.txt", "checkpoints/latest", "metrics.json"):
+        (folder / foreign).write_text("mine")
+        assert "already holds files" in failure(RunFolderError, check)
+        (folder / foreign).unlink()
+    # A configuration that a person wrote would be overwritten.
+    (folder / "config.yaml").write_text("# mine\n" + config_text(config))
+    assert "already holds files" in failure(RunFolderError, check)
+
+
+def test_a_run_with_its_checkpoints_elsewhere_is_no_false_start(check, config_path, tmp_path):
+    folder, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    overrides = [f"run_folder={folder}", f"checkpoint.folder={elsewhere}"]
+    for place in (folder, elsewhere):
+        place.mkdir()
+    (folder / "config.yaml").write_text(config_text(load_config(config_path, overrides)))
+    check()
+    (elsewhere / "latest").write_text("step-00000001\n")
+    assert "already holds files" in failure(RunFolderError, check)
+
+
+@pytest.mark.parametrize("shared", ["run_folder", "checkpoint.folder"])
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_folder_of_a_live_run_is_refused(check, tmp_path, shared, resume):
+    folder = tmp_path / "locked"
+    folder.mkdir()
+    (folder / ".lock").write_text("12345\n")
+    (tmp_path / "run").mkdir()
+    with (folder / ".lock").open("r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        text = failure(RunFolderError, check, f"{shared}={folder}", resume=resume)
+        assert f"{folder} is in use by another run that is still alive (process 12345)" in text
+        assert [path.name for path in folder.iterdir()] == [".lock"]
+    if not resume:
+        check(f"{shared}={folder}")
+
+
+def test_the_lock_lasts_as_long_as_the_process(config_path, tmp_path):
+    """Also when both folders are the same one."""
+    overrides = [f"run_folder={tmp_path / 'run'}", f"checkpoint.folder={tmp_path / 'run'}"]
+    code = (
+        "import sys; from torchrec_flowtt.config import load_config;"
+        "from torchrec_flowtt.train.run_folder import claim_run_folder;"
+        f"claim_run_folder(load_config({str(config_path)!r}, {overrides!r}), resume=False);"
+        "print('claimed', flush=True); sys.stdin.read()"
+    )
+    config = load_config(config_path, overrides)
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "claimed\n"
+        text = failure(RunFolderError, claim_run_folder, config, resume=True)
+        assert f"still alive (process {process.pid})" in text
+        process.kill()
+    check_unlocked(config)
+
+
+def test_row_wise_on_the_cpu(check):
+    text = failure(ConfigError, check, "tables.3.sharding=row_wise")
+    assert "tables.*.sharding: TorchRec shards row_wise on CUDA only, and table 'user'" in text
+
+
+def test_a_split_of_one_kind_has_no_auc(check):
+    text = failure(DataError, check, "data.positive_rating=0")
+    assert "examples of the train split are positive, so there is no AUC" in text
+    text = failure(DataError, check, "data.positive_rating=9")
+    assert "are negative, so there is no AUC; set another data.positive_rating" in text
+
+
+def test_useless_compression_is_warned_of(check):
+    assert table_warnings(check().tables) == []
+    lines = table_warnings(check("tables.0.tt_ranks=[4, 200]").tables)
+    assert len(lines) == 1
+    assert lines[0].startswith("table 'cross_user_genre': tt_ranks [4, 200] are more than [32, 3")
+    lines = table_warnings(check("tables.0.tt_ranks=100", "data.cross_rows=256").tables)
+    assert len(lines) == 1 and "lower its tt_ranks or use kernel fbgemm" in lines[0]
+
+
 def test_nothing_to_resume(check, tmp_path):
     assert "does not exist, so there is nothing to resume" in failure(
         RunFolderError, check, resume=True
@@ -159,8 +251,11 @@ def saved(check, tmp_path):
     folder = tmp_path / "run" / "checkpoints"
     folder.mkdir(parents=True)
     tables = {table.name: table.shape() for table in prepared.tables}
-    record = JobRecord(prepared.settings, tables, Progress(epoch=1, global_step=30))
-    begin_write(folder, "step-00000030")
+    sharding = {table.name: "table_wise" for table in prepared.tables}
+    sharding["cross_occupation_age_item"] = sharding["gender"] = "data_parallel"
+    record = JobRecord(prepared.settings, tables, Progress(epoch=1, global_step=30), sharding)
+    temporary = begin_write(folder, "step-00000030")
+    (temporary / "__0_0.distcp").write_bytes(bytes(range(256)) * 64)
     finish_write(folder, "step-00000030", record, keep=2)
     return folder
 
@@ -203,15 +298,69 @@ def test_a_checkpoint_of_other_tables(check, saved):
     record = json.loads(path.read_text())
     record["tables"]["gone"] = record["tables"].pop("user")
     path.write_text(json.dumps(record))
+    write_sums(path.parent)
     text = failure(CheckpointError, check, resume=True)
     assert "has a table 'gone' that this configuration lacks" in text
 
 
-def test_damaged_checkpoints(check, saved):
-    (saved / "step-00000030" / "job.json").write_text("{")
-    assert "job.json cannot be read" in failure(CheckpointError, check, resume=True)
-    shutil.rmtree(saved / "step-00000030")
-    assert "has no job.json" in failure(CheckpointError, check, resume=True)
+def zero_4096_bytes(path):
+    content = bytearray(path.read_bytes())
+    content[4096:8192] = bytes(4096)
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        zero_4096_bytes,
+        lambda path: path.unlink(),
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(path.read_bytes()[:-1]),
+        lambda path: path.write_bytes(path.read_bytes() + b"x"),
+        lambda path: (path.unlink(), path.mkdir()),
+    ],
+)
+@pytest.mark.parametrize("name", ["__0_0.distcp", "job.json", "SHA256SUMS"])
+def test_any_damage_names_the_file_and_the_way_back(check, saved, damage, name):
+    path = saved / "step-00000030" / name
+    if damage is zero_4096_bytes and name != "__0_0.distcp":
+        path.write_bytes(bytes(len(path.read_bytes())))
+    else:
+        damage(path)
+    text = failure(CheckpointError, check, resume=True)
+    assert f"{saved / 'step-00000030'} is damaged: " in text
+    assert "start again in another run_folder" in text
+    assert name in text or name == "SHA256SUMS"
+    (saved / "step-00000020").mkdir()
+    text = failure(CheckpointError, check, resume=True)
+    assert f"write step-00000020 into {saved / 'latest'}" in text
+
+
+def test_sums_can_be_checked_by_hand(saved):
+    done = subprocess.run(["sha256sum", "-c", "SHA256SUMS"], cwd=saved / "step-00000030")
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("name", ["", "../other", "/tmp", ".", "checkpoints/step-00000030"])
+def test_latest_holds_a_plain_name(check, saved, name):
+    (saved / "latest").write_text(f"{name}\n")
+    text = failure(CheckpointError, check, resume=True)
+    assert f"must hold the name of a step-* folder beside it, not {name!r}" in text
+
+
+@pytest.mark.parametrize(
+    ("table", "was", "now"),
+    [("gender", "data_parallel", "table_wise"), ("user", "table_wise", "data_parallel")],
+)
+def test_another_sharding_names_the_table(check, saved, table, was, now):
+    rules = [{"name": table, "sharding": now}]
+    for cross in ("cross_user_genre", "cross_occupation_age_item"):
+        rules.append({"name": cross, "kernel": "flowtt", "tt_ranks": 4})
+    text = failure(CheckpointError, check, f"tables={json.dumps(rules)}", resume=True)
+    assert f"table {table!r} was sharded {was}, the configuration says {now}" in text
+    rules[0]["sharding"] = "auto"
+    prepared = check(f"tables={json.dumps(rules)}", resume=True)
+    assert prepared.sharding[table] == was
 
 
 def test_a_write_that_is_cut_off_leaves_the_previous_checkpoint(saved):

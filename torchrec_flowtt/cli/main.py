@@ -2,25 +2,46 @@
 
 from __future__ import annotations
 
+import importlib
+
 import click
 
-from torchrec_flowtt.train.command import exit_with, train
-from torchrec_flowtt.train.demo import demo
+from torchrec_flowtt.train.early_interruption import leave_quietly_on_ctrl_c
 from torchrec_flowtt.version import __version__
 
+# Name to module; each has the command under its own name, and takes torch's time to load.
+COMMANDS = {"demo": "torchrec_flowtt.train.demo", "train": "torchrec_flowtt.train.command"}
 
-@click.group()
+
+class LateGroup(click.Group):
+    """A group that imports a command when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names of the commands."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Imports a command; None if there is no such one."""
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = getattr(importlib.import_module(COMMANDS[cmd_name]), cmd_name)
+        return command
+
+
+@click.group(cls=LateGroup, invoke_without_command=True)
 @click.version_option(__version__, prog_name="flowtt")
-def flowtt() -> None:
+@click.pass_context
+def flowtt(context: click.Context) -> None:
     """Tensor-Train compressed embedding tables for TorchRec."""
-
-
-flowtt.add_command(train)
-flowtt.add_command(demo)
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
 
 
 def main() -> None:
     """Entry point of the console script."""
+    leave_quietly_on_ctrl_c()
+    from torchrec_flowtt.train.command import exit_with
+
     exit_with(lambda: flowtt.main(prog_name="flowtt", standalone_mode=False))
 
 

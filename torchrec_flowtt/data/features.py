@@ -102,10 +102,21 @@ def build_dataset(interactions: Interactions, config: DataConfig) -> Dataset:
     """Computes every feature of every interaction.
 
     Raises:
-        DataError: too few interactions, or too few different seconds, for three splits.
+        DataError: too few interactions, or too few different seconds, for three splits, or a
+            split with one kind of label only.
     """
     labels = (interactions.rating >= config.positive_rating).astype(np.float64)
     splits = split_by_time(interactions.timestamp, config)
+    for name, examples in splits.items():
+        if (
+            labels[examples.start : examples.stop].min()
+            == labels[examples.start : examples.stop].max()
+        ):
+            kind = "positive" if labels[examples.start] else "negative"
+            raise DataError(
+                f"all {len(examples)} examples of the {name} split are {kind}, so there is no AUC;"
+                " set another data.positive_rating, other fractions, or give more data"
+            )
     by_user = EntityTimeline.of(interactions.user, interactions.timestamp)
     sparse = _sparse_features(interactions, by_user, config)
     by_item = EntityTimeline.of(interactions.item, interactions.timestamp)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +26,11 @@ from torchrec_flowtt.train.checkpoint_files import (
 )
 from torchrec_flowtt.train.model import ShardedModel
 from torchrec_flowtt.train.processes import Processes
+from torchrec_flowtt.train.run_folder import LATEST_FILE
 
 _ADVICE = "resume with the configuration and the number of processes it was made with"
+# Bytes; a file system with less has no room for another file of a checkpoint.
+SPACE_LEFT = 1 << 16
 MODEL, OPTIMIZER, RANDOM = "model", "optimizer", "random"
 
 
@@ -57,8 +63,8 @@ class CheckpointStore:
             )
         except CheckpointException as error:
             raise RunFolderError(
-                f"checkpoint {self._folder / name} cannot be written ({_reason(error)}); the"
-                " previous one is still in force"
+                f"checkpoint {self._folder / name} cannot be written"
+                f" ({_reason(error, self._folder)}); {self._still_there()}"
             ) from None
         self._processes.from_first(lambda: self._guarded(finish_write, name, record, self._keep))
         return self._folder / name
@@ -68,9 +74,14 @@ class CheckpointStore:
             return action(self._folder, name, *arguments)
         except OSError as error:
             raise RunFolderError(
-                f"checkpoint {self._folder / name} cannot be written ({error.strerror}); the"
-                " previous one is still in force"
+                f"checkpoint {self._folder / name} cannot be written ({error.strerror});"
+                f" {self._still_there()}"
             ) from None
+
+    def _still_there(self) -> str:
+        if (self._folder / LATEST_FILE).exists():
+            return "the previous one is still in force"
+        return "there is no earlier one"
 
     def load(self, sharded: ShardedModel, global_step: int) -> None:
         """Loads the latest checkpoint into the model, the optimizer and the random generators.
@@ -130,13 +141,22 @@ class CheckpointStore:
                 )
 
 
-def _reason(error: CheckpointException) -> str:
+def _reason(error: CheckpointException, written_to: Path | None = None) -> str:
     """The first rank's failure; the exception itself prints every rank's traceback."""
     for rank, failure in sorted(error.failures.items()):
         cause = failure[0]
-        text = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
+        text = getattr(cause, "strerror", None) or _first_line(cause)
+        # torch's own writer does not say why it failed.
+        if written_to is not None and getattr(cause, "errno", None) is None:
+            if shutil.disk_usage(written_to).free < SPACE_LEFT:
+                text = os.strerror(errno.ENOSPC)
         return f"rank {rank}: {text}"
     return "unknown reason"
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 def _state(sharded: ShardedModel) -> dict[str, Any]:

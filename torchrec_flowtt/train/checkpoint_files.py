@@ -1,14 +1,16 @@
 """The checkpoint folder: names, the ``latest`` pointer, and what a checkpoint says of its run.
 
 A checkpoint is a folder ``step-00000123`` with the files of torch.distributed.checkpoint and
-``job.json``. It is written under a temporary name, renamed when whole, and only then does
-``latest`` name it, so a write that fails or is cut off leaves the previous checkpoint in force.
+``job.json`` and, last, ``SHA256SUMS``. It is written under a temporary name, renamed when whole,
+and only then does ``latest`` name it, so a write that fails or is cut off leaves the previous
+checkpoint in force.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,14 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from torchrec_flowtt.config import CheckpointError, JobConfig
+from torchrec_flowtt.train.checkpoint_sums import write_sums
 from torchrec_flowtt.train.progress import Progress
-from torchrec_flowtt.train.run_folder import write_atomically
+from torchrec_flowtt.train.run_folder import LATEST_FILE, TEMPORARY_PREFIX, write_atomically
 from torchrec_flowtt.train.tables import Table
 
-LATEST_FILE = "latest"
 JOB_FILE = "job.json"
-TEMPORARY_PREFIX = ".writing-"
+DATA_PARALLEL = "data_parallel"
 FORMAT = 1
+CHECKPOINT_NAME = re.compile(r"step-\d{8,}")
 
 
 @dataclass(frozen=True)
@@ -34,11 +37,13 @@ class JobRecord:
         settings: the configuration values that decide the run's numbers.
         tables: every table's shape, see :meth:`Table.shape`.
         progress: the position of the run.
+        sharding: TorchRec's sharding type of every table.
     """
 
     settings: dict[str, Any]
     tables: dict[str, dict[str, Any]]
     progress: Progress
+    sharding: dict[str, str]
 
     def to_json(self) -> str:
         """Serialises the record."""
@@ -46,6 +51,7 @@ class JobRecord:
             "format": FORMAT,
             "settings": self.settings,
             "tables": self.tables,
+            "sharding": self.sharding,
             "progress": self.progress.to_json(),
         }
         return json.dumps(content, indent=2) + "\n"
@@ -76,23 +82,23 @@ def latest_checkpoint(folder: Path) -> Path:
     """The checkpoint that ``latest`` names.
 
     Raises:
-        CheckpointError: there is none, or it is incomplete.
+        CheckpointError: there is none, or ``latest`` holds something else than a folder's name.
     """
     pointer = folder / LATEST_FILE
     try:
         name = pointer.read_text(encoding="utf-8").strip()
     except OSError:
         raise CheckpointError(
-            f"no checkpoint in {folder} ({LATEST_FILE} is missing); start without --resume in"
-            " another run_folder"
+            f"no checkpoint in {folder} ({LATEST_FILE} is missing), so there is nothing to resume;"
+            " start without --resume"
         ) from None
-    checkpoint = folder / name
-    if not name or not (checkpoint / JOB_FILE).is_file():
+    except ValueError:
+        name = ""
+    if not CHECKPOINT_NAME.fullmatch(name):
         raise CheckpointError(
-            f"checkpoint {checkpoint} has no {JOB_FILE}; write the name of another step-* folder"
-            f" of {folder} into {pointer}"
+            f"{pointer} must hold the name of a step-* folder beside it, not {name!r}"
         )
-    return checkpoint
+    return folder / name
 
 
 def read_job_record(checkpoint: Path) -> JobRecord:
@@ -109,7 +115,7 @@ def read_job_record(checkpoint: Path) -> JobRecord:
                 f"{path}: format {content['format']}, this version reads {FORMAT}"
             )
         progress = Progress.from_json(content["progress"])
-        return JobRecord(content["settings"], content["tables"], progress)
+        return JobRecord(content["settings"], content["tables"], progress, content["sharding"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} cannot be read ({type(error).__name__}: {error})") from None
 
@@ -139,6 +145,14 @@ def check_same_run(
                     f"checkpoint {checkpoint}: table {name!r} has {key} {theirs.get(key)}, the"
                     f" configuration says {ours[name].get(key)}; {advice}"
                 )
+    for table in tables:
+        recorded, wanted = record.sharding.get(table.name), table.rule.sharding
+        # Optimizer state of a replicated table has other names and shapes than a fused one's.
+        if wanted != "auto" and (recorded == DATA_PARALLEL) != (wanted == DATA_PARALLEL):
+            raise CheckpointError(
+                f"checkpoint {checkpoint}: table {table.name!r} was sharded {recorded}, the"
+                f" configuration says {wanted}; leave its sharding at auto or {recorded}"
+            )
     for key in [*record.settings, *settings]:
         if record.settings.get(key) != settings.get(key):
             raise CheckpointError(
@@ -160,6 +174,7 @@ def finish_write(folder: Path, name: str, record: JobRecord, keep: int) -> None:
     """Puts a whole checkpoint in place, points ``latest`` at it, and drops the oldest."""
     temporary = folder / f"{TEMPORARY_PREFIX}{name}"
     write_atomically(temporary / JOB_FILE, record.to_json())
+    write_sums(temporary)
     final = folder / name
     if final.exists():  # whole, but not yet pointed at, from a run that was killed just then
         shutil.rmtree(final)

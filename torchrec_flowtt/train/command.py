@@ -12,7 +12,7 @@ from typing import NoReturn
 import click
 
 from torchrec_flowtt.config import Interrupted, JobError, load_config
-from torchrec_flowtt.train.processes import launched_world, report_error
+from torchrec_flowtt.train.processes import launched_world, lost_another_process, report_error
 
 INTERNAL_ERROR = 70
 DEFAULT_CONFIG = Path("configs/movielens.yaml")
@@ -31,30 +31,33 @@ DEFAULT_CONFIG = Path("configs/movielens.yaml")
 @click.option(
     "--nproc-per-node",
     type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="Processes to start on this machine; not under torchrun.",
+    help="Processes to start on this machine, 1 if left out; not under torchrun.",
 )
 @click.argument("overrides", nargs=-1, metavar="[KEY.PATH=VALUE]...")
-def train(config_path: Path, resume: bool, nproc_per_node: int, overrides: Sequence[str]) -> None:
+def train(
+    config_path: Path, resume: bool, nproc_per_node: int | None, overrides: Sequence[str]
+) -> None:
     """Train the DLRM that the configuration describes.
 
     KEY.PATH=VALUE sets any value of the configuration, such as train.epochs=3 or
     tables.cross_*.tt_ranks=8.
 
     Exit codes: 0 done; 2 wrong configuration or command; 3 wrong data; 4 run folder; 5 checkpoint;
-    130 interrupted, with a checkpoint written; 1 and 70 an error that should not happen.
+    6 the loss diverged; 130 interrupted, with a checkpoint once training had begun; 1 a process
+    was killed; 70 an error that should not happen.
     """
     from torchrec_flowtt.train.preflight import prepare
 
-    under_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
     rank, world_size, _ = launched_world()
-    if not under_torchrun and nproc_per_node > 1:
+    if "TORCHELASTIC_RUN_ID" in os.environ and nproc_per_node is not None:
+        raise click.UsageError("--nproc-per-node belongs to torchrun here, before -m")
+    if nproc_per_node is not None and nproc_per_node > 1:
         from torchrec_flowtt.train.launch import launch_training
 
-        prepare(load_config(config_path, overrides), nproc_per_node, resume=resume)
+        config = load_config(config_path, overrides)
+        prepare(config, nproc_per_node, resume=resume)
         arguments = [f"--config={config_path}", *(["--resume"] if resume else []), *overrides]
-        sys.exit(launch_training(arguments, nproc_per_node))
+        sys.exit(launch_training(arguments, nproc_per_node, config.checkpoint_folder))
     config = load_config(config_path, overrides)
     prepared = prepare(config, world_size, resume=resume, first=rank == 0)
     if rank == 0:
@@ -88,8 +91,13 @@ def exit_with(command: Callable[[], object]) -> NoReturn:
         code = Interrupted.exit_code
     except SystemExit:
         raise
-    except BaseException:
-        traceback.print_exc()
+    except BaseException as error:
+        if lost_another_process(error):
+            # That process, or who started it, has more to say.
+            rank, _, _ = launched_world()
+            print(f"flowtt: rank {rank} lost another process of the run", file=sys.stderr)
+        else:
+            traceback.print_exc()
         code = INTERNAL_ERROR
     else:
         code = 0

@@ -16,9 +16,19 @@ from typing import Any
 import click
 from tabulate import tabulate
 
-from torchrec_flowtt.config import RunFolderError, load_config
+from torchrec_flowtt.config import ConfigError, RunFolderError, load_config
 from torchrec_flowtt.train.command import exit_with
-from torchrec_flowtt.train.run_folder import METRICS_FILE, write_json
+from torchrec_flowtt.train.early_interruption import leave_quietly_on_ctrl_c
+from torchrec_flowtt.train.run_folder import (
+    CHECKPOINT_FOLDER,
+    CONFIG_FILE,
+    METRICS_FILE,
+    TENSORBOARD_FOLDER,
+    config_text,
+    write_atomically,
+    write_json,
+)
+from torchrec_flowtt.train.run_lock import LOCK_FILE
 
 UNCOMPRESSED = ('tables=[{name: "*", kernel: fbgemm}]',)
 RUNS: dict[str, Sequence[str]] = {"fbgemm": UNCOMPRESSED, "flowtt": ()}
@@ -71,11 +81,21 @@ def demo(
     """
     processes = nproc_per_node or _default_processes(device)
     summary: dict[str, dict[str, Any]] = {}
-    for name, kernel in RUNS.items():
-        staging = folder / f"{name}{NEW_SUFFIX}"
-        _clear(staging)
-        settings = [*overrides, f"device={device}", f"run_folder={staging}", *kernel]
+    settings_of = {
+        name: [*overrides, f"device={device}", f"run_folder={_staging(folder, name)}", *kernel]
+        for name, kernel in RUNS.items()
+    }
+    # Whatever is wrong comes before the first training, not after it.
+    for name in RUNS:
+        for place in (folder / name, _staging(folder, name)):
+            _check_own(place)
+    for name in RUNS:
+        _clear(_staging(folder, name))
+        _check(config_path, settings_of[name], processes)
+    for name, settings in settings_of.items():
+        staging = _staging(folder, name)
         click.echo(f"\n== {name}: {processes} process(es) under torchrun ==")
+        click.echo(f"{staging} becomes {folder / name} when both runs are done")
         started = time.perf_counter()
         code = _run(config_path, settings, processes)
         if code:
@@ -84,8 +104,9 @@ def demo(
         summary[name] = {key: metrics[key] for key in SUMMARY_KEYS}
         summary[name]["seconds"] = time.perf_counter() - started
     for name in RUNS:
+        _record_folder(_staging(folder, name) / CONFIG_FILE, folder / name)
         _clear(folder / name)
-        (folder / f"{name}{NEW_SUFFIX}").rename(folder / name)
+        _staging(folder, name).rename(folder / name)
     write_json(folder / SUMMARY_FILE, summary)
     click.echo(f"\n{comparison(summary)}\n\nwritten to {folder / SUMMARY_FILE}")
 
@@ -98,25 +119,55 @@ def _default_processes(device: str) -> int:
     return 2
 
 
-def _run(config_path: Path, settings: Sequence[str], processes: int) -> int:
-    from torchrec_flowtt.train.launch import launch_training
+def _staging(folder: Path, name: str) -> Path:
+    return folder / f"{name}{NEW_SUFFIX}"
+
+
+def _check(config_path: Path, settings: Sequence[str], processes: int) -> None:
     from torchrec_flowtt.train.preflight import prepare
 
-    prepare(load_config(config_path, settings), processes, resume=False)
-    return launch_training([f"--config={config_path}", *settings], processes)
+    config = load_config(config_path, settings)
+    if config.checkpoint.folder is not None:
+        raise ConfigError(
+            "checkpoint.folder: the two runs of a demonstration cannot share one; set it to null"
+        )
+    prepare(config, processes, resume=False)
 
 
-def _clear(folder: Path) -> None:
-    """Removes a run of an earlier demonstration, and nothing that is not one."""
+def _run(config_path: Path, settings: Sequence[str], processes: int) -> int:
+    from torchrec_flowtt.train.launch import launch_training
+
+    checkpoints = load_config(config_path, settings).checkpoint_folder
+    return launch_training([f"--config={config_path}", *settings], processes, checkpoints)
+
+
+def _record_folder(path: Path, folder: Path) -> None:
+    """Makes a run's recorded configuration one with which it can be resumed in ``folder``."""
+    config = load_config(path)
+    write_atomically(path, config_text(config.model_copy(update={"run_folder": folder})))
+
+
+def _check_own(folder: Path) -> None:
+    """Raises RunFolderError if a folder is there and is no run of an earlier demonstration."""
     if not folder.exists():
         return
-    known = {"config.yaml", METRICS_FILE, "checkpoints", "tensorboard"}
-    foreign = sorted(path.name for path in folder.iterdir() if path.name not in known)
+    known = {CONFIG_FILE, METRICS_FILE, CHECKPOINT_FOLDER, TENSORBOARD_FOLDER, LOCK_FILE}
+    try:
+        foreign = sorted(path.name for path in folder.iterdir() if path.name not in known)
+    except OSError as error:
+        raise RunFolderError(f"{folder} cannot be read: {error.strerror}") from None
     if foreign:
         raise RunFolderError(
             f"{folder} holds {foreign[0]}, which no demonstration wrote; move it away or give"
             " another --run-dir"
         )
+
+
+def _clear(folder: Path) -> None:
+    """Removes a run of an earlier demonstration, and nothing that is not one."""
+    _check_own(folder)
+    if not folder.exists():
+        return
     try:
         shutil.rmtree(folder)
     except OSError as error:
@@ -155,4 +206,5 @@ def comparison(summary: dict[str, dict[str, Any]]) -> str:
 
 
 if __name__ == "__main__":
+    leave_quietly_on_ctrl_c()
     exit_with(lambda: demo.main(prog_name="flowtt demo", standalone_mode=False))

@@ -25,6 +25,7 @@ from torchrec_flowtt.train.reports import (
     plan_table,
 )
 from torchrec_flowtt.train.run_folder import METRICS_FILE, write_json
+from torchrec_flowtt.train.tables import table_warnings
 from torchrec_flowtt.train.trainer import Trainer
 
 
@@ -44,7 +45,9 @@ def run_job(prepared: Prepared, *, resume: bool) -> None:
     stop = StopRequest(processes.control)
     try:
         store = ExampleStore(prepared.dataset)
-        sharded = build_sharded_model(config, prepared.tables, store.num_dense, processes)
+        sharded = build_sharded_model(
+            config, prepared.tables, store.num_dense, processes, prepared.sharding
+        )
         checkpoints = CheckpointStore(config.checkpoint_folder, config.checkpoint.keep, processes)
         if resume:
             checkpoints.load(sharded, prepared.progress.global_step)
@@ -76,6 +79,8 @@ def _train(
     started = time.perf_counter()
     try:
         display.say(_opening(prepared, processes, resumed=prepared.progress.global_step))
+        for warning in table_warnings(prepared.tables):
+            display.say(f"warning: {warning}")
         display.say(plan_table(rows))
         test = trainer.run()
     except Interrupted:

@@ -27,7 +27,7 @@ from torchrec_flowtt.distributed import (
     FlowTTEmbeddingBagConfig,
 )
 from torchrec_flowtt.planner import FlowTTEmbeddingShardingPlanner
-from torchrec_flowtt.train.processes import Processes
+from torchrec_flowtt.train.processes import Processes, lost_another_process
 from torchrec_flowtt.train.slice_adagrad import SliceAdagrad
 from torchrec_flowtt.train.table_initialization import SeededUniform
 from torchrec_flowtt.train.tables import Table
@@ -49,7 +49,11 @@ class ShardedModel:
 
 
 def build_sharded_model(
-    config: JobConfig, tables: Sequence[Table], num_dense: int, processes: Processes
+    config: JobConfig,
+    tables: Sequence[Table],
+    num_dense: int,
+    processes: Processes,
+    recorded: Mapping[str, str],
 ) -> ShardedModel:
     """Builds, plans and shards the model on every rank.
 
@@ -58,9 +62,10 @@ def build_sharded_model(
         tables: all tables of the model, in the order of their features.
         num_dense: columns of the dense features.
         processes: this process and the others.
+        recorded: sharding types of a checkpoint's tables, which ``auto`` follows; empty without.
 
     Raises:
-        ConfigError: the planner finds no placement for the tables.
+        ConfigError: the tables cannot be placed or built so.
     """
     collection = _collection(config, tables)
     torch.manual_seed(config.seed)
@@ -73,24 +78,36 @@ def build_sharded_model(
     )
     module = DLRMTrain(dlrm)
     sharders = _sharders(config.optimizer.sparse)
-    planner = _planner(config, tables, processes)
+    planner = _planner(config, tables, processes, recorded)
 
     def make_plan() -> ShardingPlan:
         try:
             return planner.plan(module, sharders)
-        except (PlannerError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0]
+        except (PlannerError, ValueError, RuntimeError) as error:
             raise ConfigError(
                 f"the planner finds no placement for the tables on {processes.world_size}"
-                f" {processes.device.type} processes: {reason}"
+                f" {processes.device.type} process(es): {_first_line(error)}"
             ) from None
 
     plan = processes.from_first(make_plan)
     # TT-cores draw from the global generator; with one seed, equal shapes on two ranks would get
     # equal cores.
     torch.manual_seed(config.seed * processes.world_size + processes.rank)
-    model = DistributedModelParallel(module, device=processes.device, plan=plan, sharders=sharders)
-    return ShardedModel(model, _optimizer(config, model, plan), plan)
+    try:
+        model = DistributedModelParallel(
+            module, device=processes.device, plan=plan, sharders=sharders
+        )
+        optimizer = _optimizer(config, model, plan)
+    except (ValueError, RuntimeError) as error:
+        if lost_another_process(error):
+            raise
+        raise ConfigError(f"the model cannot be built so: {_first_line(error)}") from None
+    return ShardedModel(model, optimizer, plan)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 def _collection(config: JobConfig, tables: Sequence[Table]) -> EmbeddingBagCollection:
@@ -152,7 +169,10 @@ def _fused_params(sparse: SparseOptimizerConfig) -> dict[str, Any]:
 
 
 def _planner(
-    config: JobConfig, tables: Sequence[Table], processes: Processes
+    config: JobConfig,
+    tables: Sequence[Table],
+    processes: Processes,
+    recorded: Mapping[str, str],
 ) -> FlowTTEmbeddingShardingPlanner:
     topology = Topology(
         world_size=processes.world_size,
@@ -162,14 +182,19 @@ def _planner(
     return FlowTTEmbeddingShardingPlanner(
         topology=topology,
         batch_size=config.train.batch_size // processes.world_size,
-        constraints={table.name: _constraints(table) for table in tables},
+        constraints={table.name: _constraints(table, recorded.get(table.name)) for table in tables},
     )
 
 
-def _constraints(table: Table) -> ParameterConstraints:
-    if table.rule.sharding == "auto":
+def _constraints(table: Table, recorded: str | None) -> ParameterConstraints:
+    if table.rule.sharding != "auto":
+        return ParameterConstraints(sharding_types=[table.rule.sharding])
+    if recorded is None:
         return ParameterConstraints()
-    return ParameterConstraints(sharding_types=[table.rule.sharding])
+    if recorded == ShardingType.DATA_PARALLEL.value:
+        return ParameterConstraints(sharding_types=[recorded])
+    # Fused state moves freely between the fused placements, of which every device has this one.
+    return ParameterConstraints(sharding_types=[ShardingType.TABLE_WISE.value])
 
 
 def _optimizer(
@@ -188,14 +213,19 @@ def _optimizer(
     return CombinedOptimizer(optimizers)
 
 
-def data_parallel_tables(plan: ShardingPlan) -> set[str]:
-    """The names of the tables that every rank holds whole."""
+def table_sharding(plan: ShardingPlan) -> dict[str, str]:
+    """TorchRec's sharding type of every table."""
     return {
-        table
+        table: sharding.sharding_type
         for module_plan in plan.plan.values()
         for table, sharding in _table_shardings(module_plan).items()
-        if sharding.sharding_type == ShardingType.DATA_PARALLEL.value
     }
+
+
+def data_parallel_tables(plan: ShardingPlan) -> set[str]:
+    """The names of the tables that every rank holds whole."""
+    replicated = ShardingType.DATA_PARALLEL.value
+    return {table for table, sharding in table_sharding(plan).items() if sharding == replicated}
 
 
 def _table_shardings(module_plan: object) -> Mapping[str, Any]:

@@ -15,6 +15,7 @@ from torchrec_flowtt.train.checkpoint_files import (
     latest_checkpoint,
     read_job_record,
 )
+from torchrec_flowtt.train.checkpoint_sums import check_sums
 from torchrec_flowtt.train.processes import choose_device
 from torchrec_flowtt.train.progress import Progress
 from torchrec_flowtt.train.run_folder import check_run_folder
@@ -31,6 +32,7 @@ class Prepared:
         tables: all tables.
         settings: what a checkpoint must agree with.
         progress: from the checkpoint, or the beginning.
+        sharding: of every table in the checkpoint, which ``auto`` then follows; else empty.
     """
 
     config: JobConfig
@@ -38,6 +40,7 @@ class Prepared:
     tables: tuple[Table, ...]
     settings: dict[str, object]
     progress: Progress
+    sharding: dict[str, str]
 
 
 def prepare(config: JobConfig, world_size: int, *, resume: bool, first: bool = True) -> Prepared:
@@ -67,12 +70,15 @@ def prepare(config: JobConfig, world_size: int, *, resume: bool, first: bool = T
         check_run_folder(config, resume=resume)
     settings = deciding_settings(config, len(dataset.labels))
     progress = Progress()
+    sharding: dict[str, str] = {}
     if resume:
         checkpoint = latest_checkpoint(config.checkpoint_folder)
+        if first:  # once is enough: the others' ranks wait in the rendezvous meanwhile
+            check_sums(checkpoint)
         record = read_job_record(checkpoint)
         check_same_run(checkpoint, record, settings, tables)
-        progress = record.progress
-    return Prepared(config, dataset, tables, settings, progress)
+        progress, sharding = record.progress, record.sharding
+    return Prepared(config, dataset, tables, settings, progress, sharding)
 
 
 def _check_processes(
@@ -98,6 +104,13 @@ def _check_processes(
 def _check_device(config: JobConfig, world_size: int, tables: Sequence[Table]) -> None:
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size)))
     device = choose_device(config.device, 0, local_world_size)
+    for table in tables if device.type == "cpu" else ():
+        if table.rule.sharding == "row_wise":
+            raise ConfigError(
+                f"tables.{table.rule.name}.sharding: TorchRec shards row_wise on CUDA only, and"
+                f" table {table.name!r} is to be on the CPU; use auto, table_wise, column_wise or"
+                " data_parallel"
+            )
     if device.type == "cpu" and config.optimizer.sparse.name == "adam":
         for table in tables:
             if table.kernel == "fbgemm" and table.rule.sharding != "data_parallel":

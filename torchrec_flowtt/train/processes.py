@@ -145,6 +145,15 @@ class Processes:
         dist.destroy_process_group()
 
 
+def lost_another_process(error: BaseException) -> bool:
+    """Whether an error says no more than that another rank has gone."""
+    if isinstance(error, dist.DistError):
+        return True
+    text = str(error)
+    lost = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
+    return isinstance(error, RuntimeError) and "gloo" in text and any(s in text for s in lost)
+
+
 def report_error(error: JobError) -> None:
     """Prints the one line of an error, on one of the processes only, whether or not they met.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ from torchrec_flowtt.train.evaluation import Scores
 from torchrec_flowtt.train.progress import Progress
 from torchrec_flowtt.train.run_folder import TENSORBOARD_FOLDER
 from torchrec_flowtt.train.tables import Table
+
+SECONDS_BETWEEN_LINES = 10.0
 
 
 @dataclass(frozen=True)
@@ -101,15 +104,17 @@ class ProgressDisplay:
         """``total_examples`` counts the whole run, of which ``progress`` may have done a part."""
         self._enabled = enabled
         self._writer: Any = None
-        # A log file gets a line now and then, a terminal a moving bar.
-        interval = 0.2 if sys.stderr.isatty() else 10.0
+        # A terminal gets a moving bar, anything else a line now and then.
+        self._lines = enabled and not sys.stderr.isatty()
+        self._done, self._total, self._shown = progress.examples, total_examples, time.monotonic()
+        self._epoch = self._loss = ""
         self._bar = tqdm(
             total=total_examples,
             initial=progress.examples,
             unit="ex",
             unit_scale=True,
-            mininterval=interval,
-            disable=not enabled,
+            mininterval=0.2,
+            disable=not enabled or self._lines,
             file=sys.stderr,
         )
         if enabled:
@@ -128,14 +133,26 @@ class ProgressDisplay:
     def advance(self, examples: int) -> None:
         """Counts the examples of a step, over all ranks."""
         self._bar.update(examples)
+        self._done += examples
+        if self._lines and time.monotonic() - self._shown >= SECONDS_BETWEEN_LINES:
+            self._shown = time.monotonic()
+            share = self._done / self._total
+            print(
+                f"{self._epoch}: {self._done:,} of {self._total:,} examples"
+                f" ({share:.0%}){self._loss}",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def epoch(self, number: int, total: int) -> None:
         """Names the epoch in the bar."""
-        self._bar.set_description(f"epoch {number}/{total}", refresh=False)
+        self._epoch = f"epoch {number}/{total}"
+        self._bar.set_description(self._epoch, refresh=False)
 
     def loss(self, progress: Progress, loss: float) -> None:
         """Shows and logs a training loss."""
         if self._enabled:
+            self._loss = f", loss {loss:.4f}"
             self._bar.set_postfix(loss=f"{loss:.4f}", refresh=False)
             self._writer.add_scalar("train/loss", loss, progress.global_step)
             self._writer.add_scalar(

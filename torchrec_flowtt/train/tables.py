@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +59,26 @@ class Table:
             shape["q_shapes"] = list(self.spec.q_shapes)
             shape["tt_ranks"] = list(self.spec.tt_ranks)
         return shape
+
+
+def table_warnings(tables: Sequence[Table]) -> list[str]:
+    """One line for every TT table whose compression is of no use, or wastes parameters."""
+    warnings = []
+    for table in tables:
+        if table.spec is None:
+            continue
+        useful = table.spec.max_useful_ranks
+        if table.bytes >= table.uncompressed_bytes:
+            warnings.append(
+                f"table {table.name!r}: its TT cores take {table.bytes:,} bytes, uncompressed it"
+                f" takes {table.uncompressed_bytes:,}; lower its tt_ranks or use kernel fbgemm"
+            )
+        elif any(rank > most for rank, most in zip(table.spec.tt_ranks, useful, strict=True)):
+            warnings.append(
+                f"table {table.name!r}: tt_ranks {list(table.spec.tt_ranks)} are more than"
+                f" {list(useful)}, which already represent any table of its shape"
+            )
+    return warnings
 
 
 def resolve_tables(config: JobConfig, rows: Mapping[str, int]) -> tuple[Table, ...]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import time
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
-from torchrec_flowtt.config import Interrupted
+from torchrec_flowtt.config import DivergedError, Interrupted
 from torchrec_flowtt.data.batches import (
     EvaluationBatches,
     ExampleStore,
@@ -19,7 +21,7 @@ from torchrec_flowtt.train.checkpoint import CheckpointStore
 from torchrec_flowtt.train.checkpoint_files import JobRecord
 from torchrec_flowtt.train.evaluation import Scores, evaluate
 from torchrec_flowtt.train.interruption import StopRequest
-from torchrec_flowtt.train.model import ShardedModel
+from torchrec_flowtt.train.model import ShardedModel, table_sharding
 from torchrec_flowtt.train.preflight import Prepared
 from torchrec_flowtt.train.processes import Processes
 from torchrec_flowtt.train.reports import ProgressDisplay
@@ -42,6 +44,7 @@ class Trainer:
         self._config = prepared.config
         self._settings = prepared.settings
         self._tables = {table.name: table.shape() for table in prepared.tables}
+        self._sharding = table_sharding(sharded.plan)
         self.progress = prepared.progress
         self._sharded = sharded
         self._processes = processes
@@ -65,6 +68,7 @@ class Trainer:
         Raises:
             Interrupted: SIGINT or SIGTERM came; the checkpoint is written.
             RunFolderError: a checkpoint cannot be written.
+            DivergedError: the loss is not finite, on every rank; nothing is saved of that state.
         """
         every = self._config.checkpoint.every_epochs
         while self.progress.epoch < self._config.train.epochs:
@@ -78,9 +82,16 @@ class Trainer:
         return scores
 
     def evaluate(self, split: str) -> Scores:
-        """The scores of a split."""
+        """The scores of a split.
+
+        Raises:
+            DivergedError: the model's predictions are not finite.
+        """
         batches = EvaluationBatches(self._store, self._share, split)
-        return evaluate(self._sharded.model, self._pipeline, batches, self._processes.device)
+        scores = evaluate(self._sharded.model, self._pipeline, batches, self._processes.device)
+        if not math.isfinite(scores.log_loss):
+            self._diverged(f"the {split} loss")
+        return scores
 
     def _train_epoch(self) -> None:
         progress, train = self.progress, self._config.train
@@ -148,6 +159,8 @@ class Trainer:
         """
         dist.all_reduce(self._loss_sums, group=self._processes.group)
         self.progress.window_loss, self.progress.epoch_loss = self._loss_sums.tolist()
+        if not math.isfinite(self.progress.epoch_loss):
+            self._diverged("the training loss")
         if not self._processes.is_first:
             self._loss_sums.zero_()
 
@@ -160,6 +173,16 @@ class Trainer:
         progress.window_steps = 0
         self._loss_sums[0] = 0.0
         self._display.loss(progress, loss)
+
+    def _diverged(self, what: str) -> NoReturn:
+        saved = ""
+        if self._saved_step >= 0:
+            saved = f"; the last checkpoint is step {self._saved_step}"
+        raise DivergedError(
+            f"{what} is not a finite number any more at step {self.progress.global_step}: the run"
+            " diverged; lower optimizer.sparse.learning_rate and optimizer.dense.learning_rate and"
+            f" start in another run_folder{saved}"
+        )
 
     def _wait_for_device(self) -> None:
         if self._processes.device.type == "cuda":
@@ -178,6 +201,6 @@ class Trainer:
         if self._saved_step == self.progress.global_step:
             return
         self._gather_losses()
-        record = JobRecord(self._settings, self._tables, self.progress)
+        record = JobRecord(self._settings, self._tables, self.progress, self._sharding)
         self._checkpoints.save(self._sharded, record)
         self._saved_step = self.progress.global_step
