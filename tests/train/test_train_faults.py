@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from pathlib import Path
+from traceback import StackSummary
+from types import SimpleNamespace
+
 import pytest
+from torch.distributed.checkpoint.api import CheckpointException
 
 from tests.train import job_runs
+from torchrec_flowtt.config import load_config
+from torchrec_flowtt.train import checkpoint
+from torchrec_flowtt.train.preflight import prepare
 
 
 def test_a_mistake_that_all_ranks_see_is_told_once(config_path, tmp_path):
@@ -93,3 +103,67 @@ def test_the_previous_checkpoint_can_be_resumed(disk_full, config_path):
     assert done.code == 0, done.stderr
     assert "training from step 30" in done.stdout
     assert job_runs.checkpoints(folder) == ["latest", "step-00000060", "step-00000090"]
+
+
+def test_a_killed_rank_is_the_last_word(config_path, tmp_path):
+    def kill_rank_1(line: str, launcher: int) -> None:
+        if line.startswith("epoch 2/"):
+            children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+            for child in children:
+                if b"\0RANK=1\0" in Path(f"/proc/{child}/environ").read_bytes():
+                    os.kill(int(child), signal.SIGKILL)
+
+    done = job_runs.run(
+        job_runs.flowtt(
+            *("train", f"--config={config_path}", "--nproc-per-node=2", "train.epochs=500"),
+            f"run_folder={tmp_path / 'run'}",
+        ),
+        on_line=kill_rank_1,
+    )
+    assert done.code == 1
+    assert "Traceback" not in done.stderr
+    latest = (tmp_path / "run" / "checkpoints" / "latest").read_text()
+    assert done.stderr.splitlines()[-1] == (
+        "flowtt: error: rank 1 died (SIGKILL); the last checkpoint is step"
+        f" {int(latest.removeprefix('step-'))}, --resume continues from there"
+    )
+
+
+def test_a_run_that_diverges_says_so_and_can_be_restarted(config_path, tmp_path):
+    folder = tmp_path / "run"
+    overrides = [f"run_folder={folder}", "train.log_every=7"]
+    done = job_runs.run(
+        job_runs.flowtt(
+            "train", f"--config={config_path}", *overrides, "optimizer.sparse.learning_rate=1e30"
+        )
+    )
+    assert done.code == 6
+    assert done.stderr.splitlines() == done.error_lines and len(done.error_lines) == 1
+    assert "training loss is not a finite number any more at step 7: " in done.error_lines[0]
+    assert "lower optimizer.sparse.learning_rate" in done.error_lines[0]
+    prepare(load_config(config_path, overrides), 1, resume=False)
+
+
+def test_tables_that_fit_nowhere_are_one_line(config_path, tmp_path):
+    folder = tmp_path / "run"
+    overrides = [f"run_folder={folder}", "data.cross_rows=1099511627776", "tables=[]"]
+    done = job_runs.run(job_runs.flowtt("train", f"--config={config_path}", *overrides))
+    assert done.code == 2
+    assert done.stderr.splitlines() == done.error_lines and len(done.error_lines) == 1
+    assert "the planner finds no placement for the tables on 1 cpu process(es): " in done.stderr
+    prepare(load_config(config_path, [f"run_folder={folder}"]), 1, resume=False)
+
+
+def test_an_unclear_writing_error_on_a_full_disk(monkeypatch, tmp_path):
+    cause = RuntimeError("unexpected pos 64 vs 0\nmore")
+    error = CheckpointException("write", {1: (cause, StackSummary())})
+    assert checkpoint._reason(error, tmp_path) == "rank 1: unexpected pos 64 vs 0"
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=0))
+    assert checkpoint._reason(error, tmp_path) == "rank 1: No space left on device"
+
+
+def test_only_an_earlier_checkpoint_is_still_in_force(tmp_path):
+    store = checkpoint.CheckpointStore(tmp_path, 2, None)
+    assert store._still_there() == "there is no earlier one"
+    (tmp_path / "latest").write_text("step-00000001\n")
+    assert store._still_there() == "the previous one is still in force"

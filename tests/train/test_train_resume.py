@@ -116,13 +116,18 @@ def test_a_resumed_run_ends_with_the_same_state(uninterrupted, resumed, tmp_path
 
 
 def test_a_complete_run_can_be_extended_in_one_process(resumed, config_path):
+    """``auto`` follows the checkpoint, whatever the planner would choose for one process."""
     folder, _ = resumed
+    cross = "{name: 'cross_*', kernel: flowtt, tt_ranks: 4}"
+    before = {row["table"]: row["sharding"] for row in job_runs.metrics(folder)["tables"]}
     done = job_runs.run(
         job_runs.flowtt(
-            *("train", f"--config={config_path}", "--resume"),
+            *("train", f"--config={config_path}", "--resume", f"tables=[{cross}]"),
             *(f"run_folder={folder}", "train.epochs=4"),
         )
     )
+    after = {row["table"]: row["sharding"] for row in job_runs.metrics(folder)["tables"]}
+    assert set(before.values()) == {"table_wise", "data_parallel"} and after == before
     assert done.code == 0, done.stderr
     assert "training from step 90 on 1 cpu process(es)" in done.stdout
     assert [row["epoch"] for row in job_runs.metrics(folder)["epochs"]] == [1, 2, 3, 4]

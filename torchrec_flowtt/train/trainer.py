@@ -175,13 +175,13 @@ class Trainer:
         self._display.loss(progress, loss)
 
     def _diverged(self, what: str) -> NoReturn:
-        saved = ""
+        again = "start again"
         if self._saved_step >= 0:
-            saved = f"; the last checkpoint is step {self._saved_step}"
+            again = f"start another run_folder; the last checkpoint is step {self._saved_step}"
         raise DivergedError(
             f"{what} is not a finite number any more at step {self.progress.global_step}: the run"
             " diverged; lower optimizer.sparse.learning_rate and optimizer.dense.learning_rate and"
-            f" start in another run_folder{saved}"
+            f" {again}"
         )
 
     def _wait_for_device(self) -> None:
