@@ -11,6 +11,7 @@ from torchrec_flowtt.cli.main import flowtt
 from torchrec_flowtt.config import ConfigError, RunFolderError, load_config
 from torchrec_flowtt.data.synthetic import write_random_ratings
 from torchrec_flowtt.train import demo
+from torchrec_flowtt.train.preflight import prepare
 from torchrec_flowtt.version import __version__
 
 
@@ -142,3 +143,6 @@ def test_a_real_demonstration(tmp_path):
     found = json.loads((tmp_path / "demo" / "summary.json").read_text())
     assert found["flowtt"]["table_bytes"] < found["fbgemm"]["table_bytes"]
     assert 0.0 < found["flowtt"]["test_auc"] < 1.0
+    # Its recorded configuration is one that --resume can be given.
+    config = load_config(tmp_path / "demo" / "flowtt" / "config.yaml")
+    assert prepare(config, 1, resume=True).progress.epoch == 1

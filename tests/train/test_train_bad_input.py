@@ -417,6 +417,13 @@ def test_exit_codes(exit_code, config_path, capsys, arguments, code, expected):
     assert lines[0].startswith("flowtt: error: ") and expected in lines[0]
 
 
+def test_torchrun_counts_the_processes_itself(exit_code, config_path, capsys, monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    assert exit_code(f"--config={config_path}", "--nproc-per-node=1") == 2
+    assert "--nproc-per-node belongs to torchrun here" in capsys.readouterr().err
+
+
 def test_missing_checkpoint_is_exit_code_5(exit_code, config_path, tmp_path):
     (tmp_path / "run").mkdir()
     arguments = [f"--config={config_path}", "--resume", f"run_folder={tmp_path / 'run'}"]

@@ -30,8 +30,10 @@ def launch_training(arguments: Sequence[str], processes: int, checkpoint_folder:
     Returns:
         The exit code of the process that failed first, 130 after SIGINT or SIGTERM, else 0.
     """
-    for name in ("torch.distributed.elastic", "torch.distributed.launcher"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+    # By name, as torch gives some of them a level of their own.
+    for name in ("torch.distributed.elastic", *logging.root.manager.loggerDict):
+        if name.startswith(("torch.distributed.elastic", "torch.distributed.launcher")):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     # torchrun does the same: without it, every process would take all cores.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     config = LaunchConfig(

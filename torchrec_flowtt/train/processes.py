@@ -147,11 +147,10 @@ class Processes:
 
 def lost_another_process(error: BaseException) -> bool:
     """Whether an error says no more than that another rank has gone."""
-    if isinstance(error, dist.DistError):
-        return True
     text = str(error)
     lost = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
-    return isinstance(error, RuntimeError) and "gloo" in text and any(s in text for s in lost)
+    of_group = isinstance(error, dist.DistError) or "gloo" in text
+    return isinstance(error, RuntimeError) and of_group and any(sign in text for sign in lost)
 
 
 def report_error(error: JobError) -> None:
