@@ -70,7 +70,7 @@ def test_configuration_is_frozen():
         ("model: {embedding_dim: 8}", "model: dense_layers must end in embedding_dim = 8, not 16"),
         ("model: {over_layers: [8, 2]}", "model: over_layers must end in 1, not 2"),
         ("model: {embedding_dim: 6, dense_layers: [6]}", "multiple of 4"),
-        ("model: {dense_layers: [100000, 16]}", "dense_layers.0: must be at most 65536, not 100"),
+        ("model: {dense_layers: [100000, 16]}", "dense_layers.0: must be at most 16384, not 100"),
         (
             "model: {dense_layers: 16}",
             "dense_layers: must be a list of whole numbers, not 16",
@@ -136,6 +136,7 @@ def test_weight_decay_is_adam_s(name):
         ("tt_ranks: 4, q_shapes: [2, 2, 2]", "q_shapes: [2, 2, 2] multiply to 8"),
         ("tt_ranks: 0", "tables.t.tt_ranks: must be greater than 0"),
         ("tt_ranks: [4, -1]", "tables.t.tt_ranks"),
+        ("tt_ranks: 2000000000", "tables.t.tt_ranks: must be at most 65536"),
         ("tt_ranks: 4, sharding: row_wise", "row_wise does not exist for kernel flowtt"),
         ("tt_ranks: 4, num_cores: 5", "tables.t.num_cores: must be at most 4"),
     ],

@@ -20,7 +20,8 @@ PositiveInt = Annotated[int, Field(strict=True, gt=0, lt=2**31)]
 Count = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 # Far beyond any use, and small enough that no product of two sizes overflows.
 LargeInt = Annotated[int, Field(strict=True, gt=0, le=2**40)]
-LayerWidth = Annotated[int, Field(strict=True, gt=0, le=2**16)]
+LayerWidth = Annotated[int, Field(strict=True, gt=0, le=2**14)]
+Rank = Annotated[int, Field(strict=True, gt=0, le=2**16)]
 Number = Annotated[float, Field(strict=True)]
 PositiveNumber = Annotated[float, Field(strict=True, gt=0.0)]
 NotNegative = Annotated[float, Field(strict=True, ge=0.0)]
@@ -58,7 +59,7 @@ class TableRule(FrozenModel):
 
     name: Annotated[str, Field(min_length=1)]
     kernel: Literal["flowtt", "fbgemm"] = "fbgemm"
-    tt_ranks: PositiveInt | tuple[PositiveInt, ...] | None = None
+    tt_ranks: Rank | tuple[Rank, ...] | None = None
     max_bytes: LargeInt | None = None
     num_cores: Annotated[int, Field(strict=True, ge=2, le=4)] | None = None
     p_shapes: tuple[LargeInt, ...] | None = None

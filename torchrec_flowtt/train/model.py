@@ -67,16 +67,10 @@ def build_sharded_model(
     Raises:
         ConfigError: the tables cannot be placed or built so.
     """
-    collection = _collection(config, tables)
-    torch.manual_seed(config.seed)
-    dlrm = DLRM(
-        embedding_bag_collection=collection,
-        dense_in_features=num_dense,
-        dense_arch_layer_sizes=list(config.model.dense_layers),
-        over_arch_layer_sizes=list(config.model.over_layers),
-        dense_device=processes.device,
-    )
-    module = DLRMTrain(dlrm)
+    try:
+        module = _model(config, tables, num_dense, processes.device)
+    except (ValueError, RuntimeError) as error:
+        raise ConfigError(f"the model cannot be built so: {_first_line(error)}") from None
     sharders = _sharders(config.optimizer.sparse)
     planner = _planner(config, tables, processes, recorded)
 
@@ -103,6 +97,21 @@ def build_sharded_model(
             raise
         raise ConfigError(f"the model cannot be built so: {_first_line(error)}") from None
     return ShardedModel(model, optimizer, plan)
+
+
+def _model(
+    config: JobConfig, tables: Sequence[Table], num_dense: int, device: torch.device
+) -> DLRMTrain:
+    collection = _collection(config, tables)
+    torch.manual_seed(config.seed)
+    dlrm = DLRM(
+        embedding_bag_collection=collection,
+        dense_in_features=num_dense,
+        dense_arch_layer_sizes=list(config.model.dense_layers),
+        over_arch_layer_sizes=list(config.model.over_layers),
+        dense_device=device,
+    )
+    return DLRMTrain(dlrm)
 
 
 def _first_line(error: Exception) -> str:
