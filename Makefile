@@ -62,10 +62,10 @@ demo: $(BUILT) ## train a DLRM on MovieLens with FBGEMM tables and with TT table
 	$(BIN)/flowtt demo --device $(DEVICE) --run-dir $(RUN_DIR)
 
 test: $(BUILT) ## run the tests, without the slow ones
-	$(BIN)/python -m pytest -q -n 2 -m "not slow"
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow"
 
 test-all: $(BUILT) ## run all tests
-	$(BIN)/python -m pytest -q -n 2
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 lint: $(LINT) ## check style, types and the order of the layers
 	$(BIN)/ruff check .

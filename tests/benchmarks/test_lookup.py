@@ -11,6 +11,8 @@ from types import ModuleType
 import pytest
 import torch
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["--num-embeddings", "990", "--p-shapes", "9", "10", "11", "--batch-size", "32"]
 RUN = ["--device", "cpu", "--repetitions", "2", "--index-sets", "2"]

@@ -11,6 +11,8 @@ import pytest
 
 from torchrec_flowtt.ops import cpu_kernel_level
 
+pytestmark = pytest.mark.slow
+
 LEVELS = ("baseline", "avx2", "avx512")
 SELECTED = "special_values or (test_shapes and (primes or two or four) and not dtype3)"
 

@@ -16,6 +16,8 @@ from torchrec_flowtt.config import load_config
 from torchrec_flowtt.train import checkpoint
 from torchrec_flowtt.train.preflight import prepare
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_mistake_that_all_ranks_see_is_told_once(config_path, tmp_path):
     done = job_runs.run(
