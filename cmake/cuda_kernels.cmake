@@ -1,5 +1,6 @@
 # Adds the CUDA kernels to the target `torchrec_flowtt`, when there are any and a compiler is found.
-# Sources: every csrc/cuda/*.cu (torch-free kernels) and csrc/bindings_cuda.cpp (registration).
+# Sources: every csrc/cuda/*.cu (torch-free kernels) and csrc/bindings_cuda.cpp (registration) with
+# csrc/tiled_features.cpp.
 
 file(GLOB FLOWTT_CUDA_SOURCES CONFIGURE_DEPENDS
   "${CMAKE_CURRENT_SOURCE_DIR}/csrc/cuda/*.cu")
@@ -40,7 +41,7 @@ set_target_properties(flowtt_cuda_kernels PROPERTIES
 target_compile_options(flowtt_cuda_kernels PRIVATE
   $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr -lineinfo>)
 
-add_library(flowtt_cuda_bindings OBJECT csrc/bindings_cuda.cpp)
+add_library(flowtt_cuda_bindings OBJECT csrc/bindings_cuda.cpp csrc/tiled_features.cpp)
 target_include_directories(flowtt_cuda_bindings PRIVATE csrc)
 target_compile_definitions(flowtt_cuda_bindings PRIVATE USE_CUDA)
 target_link_libraries(flowtt_cuda_bindings PRIVATE stable_torch CUDA::cudart_static)

@@ -32,7 +32,7 @@ Tensor tt_embedding_bag_cpu(std::vector<Tensor> cores, Tensor indices, Tensor of
                             std::vector<int64_t> cores_per_table,
                             std::vector<int64_t> num_embeddings,
                             std::vector<int64_t> feature_table_map, int64_t pooling_mode,
-                            ScalarType output_dtype) {
+                            ScalarType output_dtype, bool /*allow_tf32*/) {
   const EmbeddingBagArguments arguments =
       parse_embedding_bag_arguments(cores, indices, offsets, per_sample_weights, cores_per_table,
                                     num_embeddings, feature_table_map, pooling_mode);

@@ -3,16 +3,18 @@
 // Nothing here synchronises with the device or copies host memory to it, so every operator can be
 // captured in a CUDA graph. All device memory comes from torch's allocator.
 #include <cuda_runtime_api.h>
-#include <torch/csrc/stable/accelerator.h>
 
 #include <algorithm>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "arguments.h"
 #include "cuda/launchers.h"
+#include "cuda_call.h"
 #include "stable_torch.h"
+#include "tiled_features.h"
 
 namespace flowtt {
 namespace {
@@ -22,56 +24,6 @@ using cuda::CoreGroup;
 using cuda::CoreTask;
 using cuda::FeatureGroup;
 using cuda::TTFeature;
-using torch::stable::accelerator::DeviceGuard;
-
-// Launches are asynchronous, so the failure of one kernel may surface in a later one.
-void check_cuda(cudaError_t error, const char* operator_name) {
-  if (error == cudaSuccess) return;
-  cudaGetLastError();  // an error that does not outlive this call must not surface in the next
-  const bool kernel_failed = error == cudaErrorLaunchFailure;
-  STD_TORCH_CHECK(false, "flowtt::", operator_name, " on CUDA: ", cudaGetErrorName(error), ": ",
-                  cudaGetErrorString(error),
-                  kernel_failed ? " in a kernel launched earlier; an index or offset out of range "
-                                  "is reported on the standard output"
-                                : "");
-}
-
-// One operator call: its arguments, with the cores' device current and that device's stream.
-class CudaCall {
- public:
-  CudaCall(const char* operator_name, const EmbeddingBagArguments& arguments)
-      : operator_name_(operator_name),
-        arguments_(arguments),
-        guard_(arguments.cores[0].get_device_index()) {
-    void* stream = nullptr;
-    TORCH_ERROR_CODE_CHECK(
-        aoti_torch_get_current_cuda_stream(arguments.cores[0].get_device_index(), &stream));
-    stream_ = static_cast<cudaStream_t>(stream);
-    for (size_t table = 0; table < arguments.tables.size(); ++table) {
-      STD_TORCH_CHECK(cuda::has_32_bit_levels(arguments.tables[table]), "flowtt::", operator_name,
-                      " on CUDA: table ", table, ": a core slice or an intermediate product has ",
-                      "more than ", cuda::kMaxLevelElements, " elements; lower its tt_ranks");
-    }
-  }
-
-  const EmbeddingBagArguments& arguments() const { return arguments_; }
-  cudaStream_t stream() const { return stream_; }
-  void check(cudaError_t error) const { check_cuda(error, operator_name_); }
-
-  Tensor empty(int64_t numel, ScalarType dtype) const {
-    return torch::stable::new_empty(arguments_.cores[0], std::vector<int64_t>{numel}, dtype);
-  }
-  Tensor zeros(int64_t numel, ScalarType dtype) const {
-    return torch::stable::new_zeros(arguments_.cores[0], std::vector<int64_t>{numel}, dtype);
-  }
-  ScalarType accumulation_dtype() const { return flowtt::accumulation_dtype(arguments_.core_type); }
-
- private:
-  const char* operator_name_;
-  const EmbeddingBagArguments& arguments_;
-  DeviceGuard guard_;
-  cudaStream_t stream_ = nullptr;
-};
 
 // Accumulators of all core gradients in one allocation, and which slices were looked up.
 struct CoreGradients {
@@ -125,17 +77,25 @@ TTFeature tt_feature(const EmbeddingBagArguments& arguments, int64_t feature,
   return result;
 }
 
-// Calls launch(group, plan, global_scratch) for as many features at a time as one launch takes.
+std::vector<int64_t> all_features(const EmbeddingBagArguments& arguments) {
+  std::vector<int64_t> features(arguments.features.size());
+  std::iota(features.begin(), features.end(), 0);
+  return features;
+}
+
+// Calls launch(group, plan, global_scratch) for as many of the features at a time as one launch
+// takes.
 template <typename Launch>
-void for_each_feature_group(const CudaCall& call, const CoreGradients* gradients, Launch&& launch) {
+void for_each_feature_group(const CudaCall& call, const std::vector<int64_t>& features,
+                            const CoreGradients* gradients, Launch&& launch) {
   const EmbeddingBagArguments& arguments = call.arguments();
-  const int64_t num_features = arguments.bags.num_features;
+  const int64_t num_features = static_cast<int64_t>(features.size());
   if (arguments.bags.batch_size == 0) return;
   for (int64_t first = 0; first < num_features; first += cuda::kFeaturesPerLaunch) {
     FeatureGroup group{};
     const int64_t end = std::min(num_features, first + cuda::kFeaturesPerLaunch);
-    for (int64_t feature = first; feature < end; ++feature) {
-      group.features[group.count++] = tt_feature(arguments, feature, gradients);
+    for (int64_t i = first; i < end; ++i) {
+      group.features[group.count++] = tt_feature(arguments, features[i], gradients);
     }
     ChainPlan plan{};
     call.check(cuda::plan_chain(arguments.core_type, group, arguments.bags.batch_size, &plan));
@@ -173,7 +133,7 @@ void accumulate_core_gradients(const CudaCall& call, const StridedMatrix& grad_o
   const EmbeddingBagArguments& arguments = call.arguments();
   if (arguments.bags.nnz == 0) return;
   for_each_feature_group(
-      call, &gradients,
+      call, all_features(arguments), &gradients,
       [&](const FeatureGroup& group, const ChainPlan& plan, void* global_scratch) {
         return cuda::launch_tt_embedding_bag_backward(arguments.core_type, group, arguments.bags,
                                                       grad_output, plan, global_scratch,
@@ -186,7 +146,7 @@ Tensor tt_embedding_bag_cuda(std::vector<Tensor> cores, Tensor indices, Tensor o
                              std::vector<int64_t> cores_per_table,
                              std::vector<int64_t> num_embeddings,
                              std::vector<int64_t> feature_table_map, int64_t pooling_mode,
-                             ScalarType output_dtype) {
+                             ScalarType output_dtype, bool allow_tf32) {
   const EmbeddingBagArguments arguments =
       parse_embedding_bag_arguments(cores, indices, offsets, per_sample_weights, cores_per_table,
                                     num_embeddings, feature_table_map, pooling_mode);
@@ -195,8 +155,10 @@ Tensor tt_embedding_bag_cuda(std::vector<Tensor> cores, Tensor indices, Tensor o
   const std::vector<int64_t> size = {arguments.bags.batch_size, arguments.total_columns};
   Tensor output = torch::stable::new_empty(cores[0], size, output_dtype);
   const cuda::PooledOutput pooled{output.mutable_data_ptr(), output_type, arguments.total_columns};
+  const std::vector<int64_t> remaining = look_up_tiled_features(call, pooled, allow_tf32);
   for_each_feature_group(
-      call, nullptr, [&](const FeatureGroup& group, const ChainPlan& plan, void* global_scratch) {
+      call, remaining, nullptr,
+      [&](const FeatureGroup& group, const ChainPlan& plan, void* global_scratch) {
         return cuda::launch_tt_embedding_bag(arguments.core_type, group, arguments.bags, pooled,
                                              plan, global_scratch, call.stream());
       });
@@ -245,7 +207,8 @@ Tensor tt_embedding_bag_weights_grad_cuda(Tensor grad_output, std::vector<Tensor
   Tensor weights_grad = call.empty(arguments.bags.nnz, call.accumulation_dtype());
   if (arguments.bags.nnz == 0) return weights_grad;
   for_each_feature_group(
-      call, nullptr, [&](const FeatureGroup& group, const ChainPlan& plan, void* global_scratch) {
+      call, all_features(arguments), nullptr,
+      [&](const FeatureGroup& group, const ChainPlan& plan, void* global_scratch) {
         return cuda::launch_tt_embedding_bag_weights_grad(
             arguments.core_type, group, arguments.bags, grad, weights_grad.mutable_data_ptr(), plan,
             global_scratch, call.stream());

@@ -82,10 +82,9 @@ class Call:
 
         return Call(*(move(value) for value in self.arguments))
 
-    def forward(self, output_dtype: torch.dtype | None = None) -> Tensor:
-        return torch.ops.flowtt.tt_embedding_bag(
-            *self.arguments, output_dtype or accumulation_dtype(self.cores[0].dtype)
-        )
+    def forward(self, output_dtype: torch.dtype | None = None, allow_tf32: bool = False) -> Tensor:
+        output_dtype = output_dtype or accumulation_dtype(self.cores[0].dtype)
+        return torch.ops.flowtt.tt_embedding_bag(*self.arguments, output_dtype, allow_tf32)
 
     def backward(self, grad: Tensor) -> list[Tensor]:
         return torch.ops.flowtt.tt_embedding_bag_backward(grad, *self.arguments)

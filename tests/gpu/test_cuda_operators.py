@@ -36,7 +36,7 @@ def requiring_gradients(call: Call) -> Call:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_opcheck_forward(weighted: bool, dtype: torch.dtype) -> None:
     call = requiring_gradients(small_call(dtype, weighted))
-    opcheck(torch.ops.flowtt.tt_embedding_bag.default, (*call.arguments, torch.float32))
+    opcheck(torch.ops.flowtt.tt_embedding_bag.default, (*call.arguments, torch.float32, False))
 
 
 def test_opcheck_gradients() -> None:
@@ -65,7 +65,7 @@ def test_gradcheck(pooling_mode: int) -> None:
 
     def lookup(*tensors: torch.Tensor) -> torch.Tensor:
         return torch.ops.flowtt.tt_embedding_bag(
-            list(tensors[:count]), indices, offsets, tensors[count], *rest, torch.float64
+            list(tensors[:count]), indices, offsets, tensors[count], *rest, torch.float64, False
         )
 
     # Atomic sums come in any order.

@@ -16,6 +16,7 @@ from torchrec_flowtt.functional.cores import (
 )
 from torchrec_flowtt.functional.fused_update import BatchedLookup, FusedUpdate, fused_lookup
 from torchrec_flowtt.functional.pooling import PoolingMode
+from torchrec_flowtt.functional.precision import tf32_allowed
 
 __all__ = [
     "batched_lookup",
@@ -256,6 +257,7 @@ def batched_lookup(
         lookup.feature_table_map,
         lookup.pooling_mode,
         lookup.output_dtype,
+        tf32_allowed(),
     )
     return output
 

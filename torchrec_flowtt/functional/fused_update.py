@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchrec_flowtt.functional.precision import tf32_allowed
+
 __all__ = ["BatchedLookup", "FusedUpdate", "fused_lookup"]
 
 
@@ -85,6 +87,7 @@ class _FusedLookup(torch.autograd.Function):
             lookup.feature_table_map,
             lookup.pooling_mode,
             lookup.output_dtype,
+            tf32_allowed(),
         )
         return output
 

@@ -36,6 +36,7 @@ def _tt_embedding_bag(
     feature_table_map: Sequence[int],
     pooling_mode: int,
     output_dtype: torch.dtype,
+    allow_tf32: bool,
 ) -> Tensor:
     batch_size = (offsets.numel() - 1) // len(feature_table_map)
     columns = total_columns(cores, cores_per_table, feature_table_map)

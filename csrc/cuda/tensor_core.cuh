@@ -1,0 +1,89 @@
+// Tensor-core and memory instructions of the tiled kernels that CUDA C++ has no name for.
+
+#pragma once
+
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace flowtt::cuda {
+
+inline constexpr unsigned kAllLanes = 0xffffffffu;
+
+// c += a (16 x 16) @ b (16 x 8), fp16 operands, fp32 sums.
+__device__ __forceinline__ void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                             uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Two values rounded to fp16, the first in the lower half.
+__device__ __forceinline__ uint32_t round_pair(float first, float second) {
+  uint32_t pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+  return pair;
+}
+
+// What rounding to fp16 left of two values, rounded to fp16 itself.
+__device__ __forceinline__ uint32_t residual_pair(float first, float second, uint32_t rounded) {
+  const float2 high = __half22float2(*reinterpret_cast<const __half2*>(&rounded));
+  return round_pair(first - high.x, second - high.y);
+}
+
+// kWords consecutive words, in one load.
+template <int kWords>
+__device__ __forceinline__ void load_words(uint32_t (&words)[kWords], const __half* source) {
+  static_assert(kWords == 2 || kWords == 4);
+  if constexpr (kWords == 4) {
+    const uint4 loaded = __ldg(reinterpret_cast<const uint4*>(source));
+    words[0] = loaded.x, words[1] = loaded.y, words[2] = loaded.z, words[3] = loaded.w;
+  } else {
+    const uint2 loaded = __ldg(reinterpret_cast<const uint2*>(source));
+    words[0] = loaded.x, words[1] = loaded.y;
+  }
+}
+
+// Predicated accesses of global memory: straight-line code where an if would branch. Stored rows
+// are not read again soon, so they need no place in the caches.
+__device__ __forceinline__ void store_if(bool predicate, float* target, float4 value) {
+  asm volatile(
+      "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %0, 0;\n\t"
+      "@p st.global.cs.v4.f32 [%1], {%2, %3, %4, %5};\n\t}" ::"r"(static_cast<int>(predicate)),
+      "l"(target), "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w)
+      : "memory");
+}
+
+__device__ __forceinline__ void add_if(bool predicate, float* target, float4 value) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %0, 0;\n\t"
+      "@p red.global.add.v4.f32 [%1], {%2, %3, %4, %5};\n\t}" ::"r"(static_cast<int>(predicate)),
+      "l"(target), "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w)
+      : "memory");
+#else
+  if (!predicate) return;
+  atomicAdd(target, value.x);
+  atomicAdd(target + 1, value.y);
+  atomicAdd(target + 2, value.z);
+  atomicAdd(target + 3, value.w);
+#endif
+}
+
+// Programmatic dependent launch: the next kernel of the stream may start, and waits for this one.
+__device__ __forceinline__ void allow_dependent_launch() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void wait_for_previous_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+}  // namespace flowtt::cuda

@@ -1,0 +1,113 @@
+#include "tiled_features.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+#include <tuple>
+
+#include "cuda/tiled_forward.h"
+
+namespace flowtt {
+namespace {
+
+using cuda::TiledFeature;
+using cuda::TiledPlan;
+using cuda::Tiling;
+
+struct TiledCandidate {
+  Tiling tiling;
+  int64_t feature;
+  int32_t table;
+};
+
+enum class ForwardChoice { kAuto, kTiled, kGeneral };
+
+// Read at every call, so that a process can compare the kernels.
+ForwardChoice forward_choice() {
+  const char* value = std::getenv("FLOWTT_CUDA_FORWARD");
+  const std::string choice = value == nullptr ? "" : value;
+  if (choice.empty() || choice == "auto") return ForwardChoice::kAuto;
+  if (choice == "tiled") return ForwardChoice::kTiled;
+  STD_TORCH_CHECK(choice == "general",
+                  "FLOWTT_CUDA_FORWARD: expected auto, tiled or general, got '", choice, "'");
+  return ForwardChoice::kGeneral;
+}
+
+TiledFeature tiled_feature(const EmbeddingBagArguments& arguments,
+                           const TiledCandidate& candidate) {
+  const TableShape& shape = arguments.tables[candidate.table];
+  const int64_t first_core = arguments.first_core[candidate.table];
+  TiledFeature result{};
+  for (int k = 0; k < 3; ++k) {
+    result.cores[k] = arguments.core_data[first_core + k];
+    result.p[k] = static_cast<int32_t>(shape.p[k]);
+    result.q[k] = static_cast<int32_t>(shape.q[k]);
+  }
+  result.r[0] = static_cast<int32_t>(shape.r[1]);
+  result.r[1] = static_cast<int32_t>(shape.r[2]);
+  result.num_embeddings = shape.num_embeddings;
+  result.embedding_dim = static_cast<int32_t>(shape.embedding_dim);
+  result.output_column = arguments.features[candidate.feature].column;
+  result.feature = static_cast<int32_t>(candidate.feature);
+  result.table = candidate.table;
+  return result;
+}
+
+// Whether operands are kept in two parts of fp16, which costs three products. Cores of 16 bits have
+// no second part, but their intermediates have; an output of 16 bits would not show it.
+bool needs_three_products(ElementType core_type, ElementType output_type, bool allow_tf32) {
+  if (allow_tf32) return false;
+  return core_type == ElementType::kFloat32 || output_type == ElementType::kFloat32;
+}
+
+}  // namespace
+
+std::vector<int64_t> look_up_tiled_features(const CudaCall& call, const cuda::PooledOutput& output,
+                                            bool allow_tf32) {
+  const EmbeddingBagArguments& arguments = call.arguments();
+  const ForwardChoice choice = forward_choice();
+  const bool tiled_call = choice == ForwardChoice::kTiled ||
+                          (choice == ForwardChoice::kAuto && cuda::tiling_pays(arguments.bags.nnz));
+  std::vector<int64_t> remaining;
+  std::vector<TiledCandidate> candidates;
+  for (size_t feature = 0; feature < arguments.features.size(); ++feature) {
+    const int32_t table = arguments.features[feature].table;
+    Tiling tiling{};
+    if (tiled_call && arguments.bags.batch_size > 0 &&
+        cuda::find_tiling(arguments.core_type, arguments.bags.batch_size, arguments.tables[table],
+                          &tiling)) {
+      candidates.push_back({tiling, static_cast<int64_t>(feature), table});
+    } else {
+      remaining.push_back(static_cast<int64_t>(feature));
+    }
+  }
+  // Neighbours share launches, and features of one table its packed cores.
+  std::stable_sort(candidates.begin(), candidates.end(),
+                   [](const TiledCandidate& left, const TiledCandidate& right) {
+                     const auto key = [](const TiledCandidate& candidate) {
+                       const Tiling& tiling = candidate.tiling;
+                       return std::tuple(tiling.rank1, tiling.rank2, tiling.q3, tiling.exact,
+                                         candidate.table);
+                     };
+                     return key(left) < key(right);
+                   });
+  for (size_t first = 0; first < candidates.size();) {
+    TiledPlan plan{};
+    plan.tiling = candidates[first].tiling;
+    plan.core_type = arguments.core_type;
+    plan.three_products = needs_three_products(arguments.core_type, output.type, allow_tf32);
+    size_t end = first;
+    while (end < candidates.size() && candidates[end].tiling == plan.tiling &&
+           plan.group.count < cuda::kTiledFeaturesPerLaunch) {
+      plan.group.features[plan.group.count++] = tiled_feature(arguments, candidates[end++]);
+    }
+    call.check(cuda::plan_tiled_forward(arguments.bags, output, &plan));
+    Tensor workspace = call.empty(static_cast<int64_t>(plan.workspace_bytes), ScalarType::Byte);
+    call.check(cuda::launch_tiled_forward(plan, arguments.bags, output,
+                                          workspace.mutable_data_ptr(), call.stream()));
+    first = end;
+  }
+  return remaining;
+}
+
+}  // namespace flowtt
