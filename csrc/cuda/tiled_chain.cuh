@@ -53,11 +53,8 @@ struct TiledChain {
     return kQ3 == 8 || threadIdx.x % 32 / 16 == threadIdx.x % 4 / 2;
   }
 
-  // A slice of core 2. Its low part would take as many registers again: it is read where it is
-  // used, from the L1 cache, since the warps of a block work on the same few slices.
   struct Second {
-    uint32_t high[kMaxTiledQ][kTiles][kWords1];
-    uint32_t offset;
+    uint32_t words[kParts][kMaxTiledQ][kTiles][kWords1];
   };
   // As loaded: first[0] has the rows of lookups 0 and 1, first[1] those of lookups 2 and 3.
   struct Loaded {
@@ -94,13 +91,15 @@ struct TiledChain {
   static __device__ __forceinline__ void load_second(Second& second,
                                                      const TiledWorkspace& workspace,
                                                      const LaneOffsets& lane, uint32_t i2) {
-    second.offset = lane.second + i2 * (kSecondSlice * kHalfBytes);
-    const __half* slice = packed(workspace, 0, second.offset);
 #pragma unroll
-    for (int b = 0; b < kMaxTiledQ; ++b) {
+    for (int i = 0; i < kParts; ++i) {
+      const __half* slice = packed(workspace, i, lane.second + i2 * (kSecondSlice * kHalfBytes));
 #pragma unroll
-      for (int u = 0; u < kTiles; ++u) {
-        load_words(second.high[b][u], slice + (b * kTiles + u) * 32 * (kRank1 / 4));
+      for (int b = 0; b < kMaxTiledQ; ++b) {
+#pragma unroll
+        for (int u = 0; u < kTiles; ++u) {
+          load_words(second.words[i][b][u], slice + (b * kTiles + u) * 32 * (kRank1 / 4));
+        }
       }
     }
   }
@@ -157,14 +156,15 @@ struct TiledChain {
   }
 
   // One P_b: lane (g, t) has rows g (sums 0 and 1) and g + 8 (2 and 3).
-  static __device__ __forceinline__ void stage1(float (&p)[kTiles][4],
-                                                const uint32_t (&first)[kSteps1][4],
-                                                const uint32_t (&second)[kTiles][kWords1]) {
+  static __device__ __forceinline__ void stage1(float (&p)[kTiles][4], const Operands& operands,
+                                                const Second& second, int b, int first_part,
+                                                int second_part) {
 #pragma unroll
     for (int k = 0; k < kSteps1; ++k) {
 #pragma unroll
       for (int u = 0; u < kTiles; ++u) {
-        multiply_add(p[u], first[k], second[u][2 * k], second[u][2 * k + 1]);
+        multiply_add(p[u], operands.first[first_part][k], second.words[second_part][b][u][2 * k],
+                     second.words[second_part][b][u][2 * k + 1]);
       }
     }
   }
@@ -180,8 +180,7 @@ struct TiledChain {
   // Calls emit(pair, b, value0, value1) for every element of the tile's rows: value0 and value1
   // are the columns (a, b, g % Q3) and (a + 1, b, g % Q3), a = 2 (t % 2), of lookup 2 pair + t / 2.
   template <typename Emit>
-  static __device__ __forceinline__ void rows(const TiledWorkspace& workspace,
-                                              const Operands& operands, const Second& second,
+  static __device__ __forceinline__ void rows(const Operands& operands, const Second& second,
                                               int32_t q2, Emit&& emit) {
     // Within a pair of lookups, the lane's columns of P_b^T belong to the first for t < 2.
     const bool first_of_pair = threadIdx.x % 4 < 2;
@@ -190,16 +189,10 @@ struct TiledChain {
       if (b >= q2) break;
       float p[kTiles][4] = {};
       if constexpr (kThreeProducts) {
-        uint32_t low[kTiles][kWords1];
-        const __half* slice = packed(workspace, 1, second.offset);
-#pragma unroll
-        for (int u = 0; u < kTiles; ++u) {
-          load_words(low[u], slice + (b * kTiles + u) * 32 * (kRank1 / 4));
-        }
-        stage1(p, operands.first[1], second.high[b]);
-        stage1(p, operands.first[0], low);
+        stage1(p, operands, second, b, 0, 1);
+        stage1(p, operands, second, b, 1, 0);
       }
-      stage1(p, operands.first[0], second.high[b]);
+      stage1(p, operands, second, b, 0, 0);
 #pragma unroll
       for (int pair = 0; pair < 2; ++pair) {
         uint32_t high[kTiles];

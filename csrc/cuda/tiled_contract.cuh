@@ -47,8 +47,7 @@ __device__ __forceinline__ PlannedFactor plan_lookup(
 
 // Computes the rows of a tile into shared memory.
 template <typename Chain, int kQ3, bool kExact>
-__device__ __forceinline__ void compute_rows(float* rows, const TiledWorkspace& workspace,
-                                             const typename Chain::Operands& operands,
+__device__ __forceinline__ void compute_rows(float* rows, const typename Chain::Operands& operands,
                                              const typename Chain::Second& second,
                                              const TiledFeature& feature) {
   const int g = threadIdx.x % 32 / 4;
@@ -60,7 +59,7 @@ __device__ __forceinline__ void compute_rows(float* rows, const TiledWorkspace& 
   const bool has_column = Chain::has_own_results() && (kExact || (j3 < q3 && a < feature.q[0]));
   const bool has_next_row = has_column && (kExact || a + 1 < feature.q[0]);
   float* const own = rows + t / 2 * Chain::kPaddedRow;
-  Chain::rows(workspace, operands, second, q2, [&](int pair, int b, float value0, float value1) {
+  Chain::rows(operands, second, q2, [&](int pair, int b, float value0, float value1) {
     float* const row = own + 2 * pair * Chain::kPaddedRow;
     const int column = (a * q2 + b) * q3 + j3;
     if constexpr (kExact) {
@@ -236,7 +235,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
         Chain::arrange(operands, loaded, zero);
         const int next = tile_end;
         const int next_end = next < count ? end_of_tile(next) : next;
-        compute_rows<Chain, kQ3, kExact>(rows, workspace, operands, second, feature);
+        compute_rows<Chain, kQ3, kExact>(rows, operands, second, feature);
         if (next < count) {
           Chain::load_tile(loaded, workspace, lane_offsets, plan, next, next_end - 1);
         }

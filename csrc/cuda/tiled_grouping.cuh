@@ -188,9 +188,7 @@ __device__ void group_chunk(GroupingScratch& scratch, const Segments& segments,
   scan_bins(scratch, feature.p[1]);
 
   uint16_t* starts = workspace.starts + static_cast<int64_t>(chunk) * range.starts_stride;
-  // Whole pairs, as sum_bin_starts reads them.
-  const int32_t written = (feature.p[1] + 2) / 2 * 2;
-  for (int32_t bin = threadIdx.x; bin < written; bin += kPrepareThreads) {
+  for (int32_t bin = threadIdx.x; bin <= feature.p[1]; bin += kPrepareThreads) {
     starts[bin] = static_cast<uint16_t>(bin < feature.p[1] ? scratch.bins[bin] : count);
   }
   const int64_t chunk_entry = segments.first_entry[f] + before;

@@ -72,7 +72,7 @@ cudaError_t launch_prepare(const TiledLaunch& launch) {
 template <int kRank1, int kRank2, int kQ3, bool kThreeProducts, bool kExact>
 cudaError_t launch_contract(const TiledLaunch& launch) {
   // What the registers allow: a slice of core 2 takes 64 of a thread's for ranks of 32, 16 for
-  // ranks of 16, and the operands of three products twice those of one.
+  // ranks of 16, and twice as many in two parts.
   constexpr int kWarps = kThreeProducts && kRank1 > 16 ? 8 : 16;
   const int64_t lookups = launch.range.end_lookup - launch.range.first_lookup;
   if (lookups == 0) return cudaSuccess;
