@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 
 import pytest
@@ -38,6 +39,7 @@ def interrupted(tmp_path_factory, config_path):
         FAULT_RANK="1",
     )
     assert done.code != 0
+    shutil.copytree(folder, folder.with_name("copy"))
     return folder, done, job_runs.metrics(folder), job_runs.checkpoints(folder)
 
 
@@ -113,6 +115,22 @@ def test_a_resumed_run_ends_with_the_same_state(uninterrupted, resumed, tmp_path
     assert len(cores) >= 6  # three cores and their optimizer state
     for key, expected in states[0].items():
         assert torch.equal(torch.as_tensor(expected), torch.as_tensor(states[1][key])), key
+
+
+def test_reported_losses_do_not_depend_on_the_number_of_processes(
+    uninterrupted, interrupted, config_path
+):
+    folder = interrupted[0].with_name("copy")
+    done = job_runs.run(
+        job_runs.flowtt("train", f"--config={config_path}", "--resume", f"run_folder={folder}")
+    )
+    assert done.code == 0, done.stderr
+    expected, found = job_runs.metrics(uninterrupted[0]), job_runs.metrics(folder)
+    assert [step for step, _ in found["losses"]] == [step for step, _ in expected["losses"]]
+    for (_, loss), (_, reference) in zip(found["losses"], expected["losses"], strict=True):
+        assert loss == pytest.approx(reference, rel=1e-4)
+    for row, reference in zip(found["epochs"], expected["epochs"], strict=True):
+        assert row["train_loss"] == pytest.approx(reference["train_loss"], rel=1e-4)
 
 
 def test_a_complete_run_can_be_extended_in_one_process(resumed, config_path):

@@ -16,7 +16,7 @@ class Progress:
         global_step: steps completed in all.
         examples: examples trained on, over all ranks.
         seconds: time spent in training steps, without evaluation and checkpoints.
-        epoch_loss: sum over the epoch's completed steps of the loss, summed over ranks.
+        epoch_loss: sum over the epoch's completed steps of the loss, averaged over ranks.
         window_loss, window_steps: the same since the last logged loss.
         losses: ``[global_step, loss]`` pairs as logged: means over ``train.log_every`` steps.
         epochs: one record of scores per completed epoch.

@@ -104,7 +104,8 @@ class Trainer:
         while progress.step < self._batches.steps_per_epoch:
             self._stop.start_vote()
             loss, _, _ = self._pipeline.progress(batches)
-            self._loss_sums += loss.double()
+            # Each rank's share of the mean over all ranks: a resumed run may have other ranks.
+            self._loss_sums += loss.double() / self._processes.world_size
             progress.step += 1
             progress.global_step += 1
             progress.window_steps += 1
@@ -130,7 +131,7 @@ class Trainer:
         progress = self.progress
         self._gather_losses()
         steps = self._batches.steps_per_epoch
-        train_loss = progress.epoch_loss / steps / self._processes.world_size
+        train_loss = progress.epoch_loss / steps
         scores = self.evaluate("validation")
         progress.epoch += 1
         progress.step = 0
@@ -167,7 +168,7 @@ class Trainer:
     def _log_loss(self) -> None:
         progress = self.progress
         self._gather_losses()
-        loss = progress.window_loss / progress.window_steps / self._processes.world_size
+        loss = progress.window_loss / progress.window_steps
         progress.losses.append([progress.global_step, loss])
         progress.window_loss = 0.0
         progress.window_steps = 0
