@@ -5,7 +5,8 @@
 The planner decides whether the TT table is table-wise, and then steps inside the backward pass with
 the sharder's ``fused_params``, or data-parallel, and then belongs to the optimizer of the model's
 remaining parameters. The program is the same for both. TorchRec and torch print a number of
-warnings on the way, "Sharding spec not found" for a data-parallel TT table among them; none matters.
+warnings on the way, "Sharding spec not found" for a data-parallel TT table among them; none
+matters.
 """
 
 from __future__ import annotations
