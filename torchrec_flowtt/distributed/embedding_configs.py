@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torchrec.modules.embedding_configs import (
+    BaseEmbeddingConfig,
     DataType,
     EmbeddingBagConfig,
     PoolingType,
@@ -136,5 +137,13 @@ class FlowTTEmbeddingBagConfig(EmbeddingBagConfig):
     @property
     def init_variance(self) -> float:
         """Second moment of an element of the table under ``uniform(weight_init_min, _max)``."""
-        low, high = float(self.get_weight_init_min()), float(self.get_weight_init_max())
-        return (low * low + low * high + high * high) / 3.0
+        return init_variance(self)
+
+
+def init_variance(table: BaseEmbeddingConfig) -> float:
+    """Second moment of an element under ``uniform(weight_init_min, weight_init_max)``.
+
+    For a user's configuration of a table and for the one TorchRec makes of it when sharding.
+    """
+    low, high = float(table.get_weight_init_min()), float(table.get_weight_init_max())
+    return (low * low + low * high + high * high) / 3.0

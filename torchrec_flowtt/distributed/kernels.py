@@ -14,6 +14,7 @@ from torchrec.optim.fused import FusedOptimizerModule
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from torchrec_flowtt.distributed.core_states import CorePlacement
+from torchrec_flowtt.distributed.embedding_configs import init_variance
 from torchrec_flowtt.distributed.fused_optimizer import FlowTTFusedOptimizer
 from torchrec_flowtt.distributed.fused_params import FusedOptimizerParams
 from torchrec_flowtt.distributed.variable_batch import equal_batch_offsets, rank_major
@@ -66,7 +67,7 @@ class FlowTTEmbeddingBagKernel(BaseEmbedding):
             weights_precision=data_type_to_dtype(config.data_type),
             output_dtype=params.output_dtype,
             device=device,
-            init_variances=[_init_variance(table) for table in config.embedding_tables],
+            init_variances=[init_variance(table) for table in config.embedding_tables],
         )
 
     @property
@@ -190,8 +191,3 @@ class DenseFlowTTEmbeddingBagKernel(FlowTTEmbeddingBagKernel):
         )
         params = FusedOptimizerParams(OptimizerConfig(OptimType.NONE), fused.output_dtype)
         super().__init__(config, tt_specs, device, params)
-
-
-def _init_variance(table: Any) -> float:
-    low, high = float(table.get_weight_init_min()), float(table.get_weight_init_max())
-    return (low * low + low * high + high * high) / 3.0

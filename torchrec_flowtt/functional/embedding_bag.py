@@ -14,9 +14,13 @@ from torchrec_flowtt.functional.cores import (
     check_cores,
     padded_num_embeddings,
 )
-from torchrec_flowtt.functional.fused_update import BatchedLookup, FusedUpdate, fused_lookup
+from torchrec_flowtt.functional.fused_update import (
+    BatchedLookup,
+    FusedUpdate,
+    fused_lookup,
+    look_up,
+)
 from torchrec_flowtt.functional.pooling import PoolingMode
-from torchrec_flowtt.functional.precision import tf32_allowed
 
 __all__ = [
     "batched_lookup",
@@ -247,19 +251,7 @@ def batched_lookup(
                 f"fused into backward, as it updates them together; got {anchored} of "
                 f"{len(cores)} that do"
             )
-    output = torch.ops.flowtt.tt_embedding_bag(
-        cores,
-        indices,
-        offsets,
-        per_sample_weights,
-        lookup.cores_per_table,
-        lookup.num_embeddings,
-        lookup.feature_table_map,
-        lookup.pooling_mode,
-        lookup.output_dtype,
-        tf32_allowed(),
-    )
-    return output
+    return look_up(lookup, indices, offsets, per_sample_weights, cores)
 
 
 def checked_output_dtype(output_dtype: torch.dtype | None, cores_dtype: torch.dtype) -> torch.dtype:

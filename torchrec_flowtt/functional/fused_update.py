@@ -58,6 +58,29 @@ class BatchedLookup:
     output_dtype: torch.dtype
 
 
+def look_up(
+    lookup: BatchedLookup,
+    indices: Tensor,
+    offsets: Tensor,
+    per_sample_weights: Tensor | None,
+    cores: Sequence[Tensor],
+) -> Tensor:
+    """The forward operator, without checks; differentiable as the operator is."""
+    output: Tensor = torch.ops.flowtt.tt_embedding_bag(
+        cores,
+        indices,
+        offsets,
+        per_sample_weights,
+        lookup.cores_per_table,
+        lookup.num_embeddings,
+        lookup.feature_table_map,
+        lookup.pooling_mode,
+        lookup.output_dtype,
+        tf32_allowed(),
+    )
+    return output
+
+
 class _FusedLookup(torch.autograd.Function):
     """One node for all tables and features, so that a table shared by features steps once."""
 
@@ -77,19 +100,7 @@ class _FusedLookup(torch.autograd.Function):
         ctx.cores = cores
         ctx.save_for_backward(indices, offsets, per_sample_weights)
         ctx.set_materialize_grads(False)
-        output: Tensor = torch.ops.flowtt.tt_embedding_bag(
-            cores,
-            indices,
-            offsets,
-            per_sample_weights,
-            lookup.cores_per_table,
-            lookup.num_embeddings,
-            lookup.feature_table_map,
-            lookup.pooling_mode,
-            lookup.output_dtype,
-            tf32_allowed(),
-        )
-        return output
+        return look_up(lookup, indices, offsets, per_sample_weights, cores)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
