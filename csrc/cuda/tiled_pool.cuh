@@ -13,7 +13,6 @@ namespace flowtt::cuda {
 
 constexpr int kPoolThreads = 256;
 constexpr int kPoolColumns = 8;    // of a lane
-constexpr int kRowsInFlight = 8;   // of a lane
 constexpr int kMinLanesShift = 3;  // a part has at least as many lanes
 
 // Bags of at most this many lookups are summed by a part of a warp.
@@ -42,6 +41,7 @@ struct RowVector;
 
 template <>
 struct RowVector<__half> {
+  static constexpr int kInFlight = 8;  // loaded before the first is used
   uint4 words;
   __device__ __forceinline__ void load(const __half* row) {
     words = *reinterpret_cast<const uint4*>(row);
@@ -60,6 +60,7 @@ struct RowVector<__half> {
 
 template <>
 struct RowVector<float> {
+  static constexpr int kInFlight = 4;
   float4 first;
   float4 second;
   __device__ __forceinline__ void load(const float* row) {
@@ -79,7 +80,7 @@ struct RowVector<float> {
 
 // The part of a warp that a lane belongs to, and its columns.
 struct PoolLane {
-  int lanes;  // of a part; at least kRowsInFlight
+  int lanes;  // of a part; at least as many as rows in flight
   int parts;
   int part;
   int index;  // in the part
@@ -99,6 +100,7 @@ template <typename row_t>
 __device__ __forceinline__ void sum_rows(PooledColumns& columns, const TiledWorkspace& workspace,
                                          const row_t* rows, const PoolLane& lane, int32_t begin,
                                          int32_t end, int32_t step) {
+  constexpr int kInFlight = RowVector<row_t>::kInFlight;
   const auto fetch = [&](int32_t page) {
     const int32_t lookup = page + lane.index;
     return lookup < end ? workspace.row_of_lookup[lookup] : make_uint2(kAddedRow, 0);
@@ -111,10 +113,10 @@ __device__ __forceinline__ void sum_rows(PooledColumns& columns, const TiledWork
     if (done + step < longest) next = fetch(begin + done + step);
     const int32_t page = min(lane.lanes, longest - done);
 #pragma unroll 1
-    for (int32_t at = 0; at < page; at += kRowsInFlight) {
-      RowVector<row_t> row[kRowsInFlight];
+    for (int32_t at = 0; at < page; at += kInFlight) {
+      RowVector<row_t> row[kInFlight];
 #pragma unroll
-      for (int i = 0; i < kRowsInFlight; ++i) {
+      for (int i = 0; i < kInFlight; ++i) {
         const uint32_t slot = __shfl_sync(kAllLanes, target.x, at + i, lane.lanes);
         row[i].clear();
         if (slot != kAddedRow && rows != nullptr) {
@@ -122,7 +124,7 @@ __device__ __forceinline__ void sum_rows(PooledColumns& columns, const TiledWork
         }
       }
 #pragma unroll
-      for (int i = 0; i < kRowsInFlight; ++i) {
+      for (int i = 0; i < kInFlight; ++i) {
         const uint32_t slot = __shfl_sync(kAllLanes, target.x, at + i, lane.lanes);
         const uint32_t factor = __shfl_sync(kAllLanes, target.y, at + i, lane.lanes);
         // The factor of a row that was added is of no meaning.
@@ -237,22 +239,39 @@ __device__ __forceinline__ void sum_parts(PooledColumns& columns, int lanes) {
   }
 }
 
+// What a launch works on.
+struct PoolCall {
+  const TiledGroup& group;
+  const BagBatch& batch;
+  const TiledRange& range;
+  const TiledWorkspace& workspace;
+  const PooledOutput& output;
+  const PoolPass& pass;
+
+  __device__ __forceinline__ BagTarget target(const TiledFeature& feature, int64_t sample) const {
+    return BagTarget(feature, sample, range, workspace, output, pass);
+  }
+};
+
 // Sums a bag by a part of a warp, or by all of it, each part a page of its lookups in turn. begin,
 // end: the bag's lookups of the range. Called by all lanes; `is_pooled` is the same for all if
 // kByWarp.
 template <typename row_t, bool kByWarp>
-__device__ __forceinline__ void pool_bag(const PoolLane& lane, const BagTarget& target,
-                                         const TiledWorkspace& workspace, const PoolPass& pass,
+__device__ __forceinline__ void pool_bag(const PoolCall& call, const PoolLane& lane,
+                                         const TiledFeature& feature, int64_t sample,
                                          bool is_pooled, int32_t begin, int32_t end) {
+  const TiledWorkspace& workspace = call.workspace;
   const int part = kByWarp ? lane.part : 0;
   const int32_t step = kByWarp ? 32 : lane.lanes;
-  const int32_t widest = __reduce_max_sync(kAllLanes, is_pooled ? target.columns() : 0);
+  const int32_t widest = __reduce_max_sync(kAllLanes, is_pooled ? feature.embedding_dim : 0);
 #pragma unroll 1
   for (int32_t base = 0; base < widest; base += lane.lanes * kPoolColumns) {
     const int32_t column = base + lane.index * kPoolColumns;
-    const bool has_columns = is_pooled && column < target.columns();
+    const bool has_columns = is_pooled && column < feature.embedding_dim;
     PooledColumns sums{};
-    if (has_columns && part == 0 && pass.adds_to_sums) sums = target.load_sums(column);
+    if (has_columns && part == 0 && call.pass.adds_to_sums) {
+      sums = call.target(feature, sample).load_sums(column);
+    }
     PooledColumns columns{};
     if (workspace.rows != nullptr) {
       const row_t* rows =
@@ -262,16 +281,14 @@ __device__ __forceinline__ void pool_bag(const PoolLane& lane, const BagTarget& 
     }
     add_columns(columns, sums);
     if constexpr (kByWarp) sum_parts(columns, lane.lanes);
-    if (has_columns && part == 0) target.store(columns, column);
+    if (has_columns && part == 0) call.target(feature, sample).store(columns, column);
   }
 }
 
 // One bag for each part of the warp.
 template <typename row_t>
-__device__ __forceinline__ void pool_bags(const TiledGroup& group, const BagBatch& batch,
-                                          const TiledRange& range, const TiledWorkspace& workspace,
-                                          const PooledOutput& output, const PoolPass& pass,
-                                          int64_t warp) {
+__device__ __forceinline__ void pool_bags(const PoolCall& call, int64_t warp) {
+  const auto& [group, batch, range, workspace, output, pass] = call;
   const uint32_t samples = static_cast<uint32_t>(range.end_sample - range.first_sample);
   const PoolLane lane(pass.lanes_shift);
   const int64_t bags = int64_t{samples} * group.count;
@@ -297,30 +314,27 @@ __device__ __forceinline__ void pool_bags(const TiledGroup& group, const BagBatc
       number < bags && bag_end - bag_begin != 1 &&
       (workspace.piece_bags == nullptr || !BagPieces(range, bag_begin, bag_end).is_long()) &&
       (begin < end || rounds || !pass.adds_to_sums);
-  const BagTarget target(feature, sample, range, workspace, output, pass);
   const int32_t first = static_cast<int32_t>(begin - range.first_lookup);
   const int32_t last = static_cast<int32_t>(end - range.first_lookup);
   if (__all_sync(kAllLanes, !is_pooled || last - first <= kShortBag)) {
-    pool_bag<row_t, false>(lane, target, workspace, pass, is_pooled, first, last);
+    pool_bag<row_t, false>(call, lane, feature, sample, is_pooled, first, last);
     return;
   }
 #pragma unroll 1
   for (int part = 0; part < lane.parts; ++part) {
     const int source = part * lane.lanes;
     if (!__shfl_sync(kAllLanes, is_pooled, source)) continue;
-    const BagTarget other(group.features[__shfl_sync(kAllLanes, f, source)],
-                          __shfl_sync(kAllLanes, sample, source), range, workspace, output, pass);
-    pool_bag<row_t, true>(lane, other, workspace, pass, true, __shfl_sync(kAllLanes, first, source),
+    pool_bag<row_t, true>(call, lane, group.features[__shfl_sync(kAllLanes, f, source)],
+                          __shfl_sync(kAllLanes, sample, source), true,
+                          __shfl_sync(kAllLanes, first, source),
                           __shfl_sync(kAllLanes, last, source));
   }
 }
 
 // Sums one piece of a long bag by a warp, and the whole bag if it is the last to finish.
 template <typename row_t>
-__device__ __forceinline__ void pool_piece(const TiledGroup& group, const BagBatch& batch,
-                                           const TiledRange& range, const TiledWorkspace& workspace,
-                                           const PooledOutput& output, const PoolPass& pass,
-                                           int32_t piece) {
+__device__ __noinline__ void pool_piece(const PoolCall& call, int32_t piece) {
+  const auto& [group, batch, range, workspace, output, pass] = call;
   // What is noted of pieces that no long bag has is of no meaning.
   const uint2 noted = workspace.piece_bags[piece];
   if (noted.x >= static_cast<uint32_t>(group.count) || noted.y < range.first_sample ||
@@ -365,7 +379,7 @@ __device__ __forceinline__ void pool_piece(const TiledGroup& group, const BagBat
   if (arrived + 1 != static_cast<uint32_t>(pieces.end - pieces.first)) return;
   __threadfence();
 
-  const BagTarget target(feature, noted.y, range, workspace, output, pass);
+  const BagTarget target = call.target(feature, noted.y);
   const int32_t begin =
       static_cast<int32_t>(max(bag_begin, range.first_lookup) - range.first_lookup);
   const int32_t end = static_cast<int32_t>(min(bag_end, range.end_lookup) - range.first_lookup);
@@ -401,17 +415,17 @@ __global__ void __launch_bounds__(kPoolThreads, 4)
                       const __grid_constant__ PooledOutput output, PoolPass pass) {
   allow_dependent_launch();
   wait_for_previous_kernel();
+  const PoolCall call{group, batch, range, workspace, output, pass};
   const int64_t block = blockIdx.x;
   const int64_t warp = threadIdx.x / 32;
   if (block < pass.piece_blocks) {
     const int64_t piece = block * (kPoolThreads / 32) + warp;
     if (piece < (range.end_lookup - range.first_lookup) / kPoolPiece) {
-      pool_piece<row_t>(group, batch, range, workspace, output, pass, static_cast<int32_t>(piece));
+      pool_piece<row_t>(call, static_cast<int32_t>(piece));
     }
     return;
   }
-  pool_bags<row_t>(group, batch, range, workspace, output, pass,
-                   (block - pass.piece_blocks) * (kPoolThreads / 32) + warp);
+  pool_bags<row_t>(call, (block - pass.piece_blocks) * (kPoolThreads / 32) + warp);
 }
 
 }  // namespace flowtt::cuda
