@@ -11,14 +11,29 @@ namespace flowtt::cuda {
 
 inline constexpr unsigned kAllLanes = 0xffffffffu;
 
+// Four consecutive registers: the A operand of m16n8k16.
+struct OperandA {
+  uint32_t words[4];
+};
+
 // c += a (16 x 16) @ b (16 x 8), fp16 operands, fp32 sums.
-__device__ __forceinline__ void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+__device__ __forceinline__ void multiply_add(float (&c)[4], const OperandA& a, uint32_t b0,
                                              uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
       "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+      : "r"(a.words[0]), "r"(a.words[1]), "r"(a.words[2]), "r"(a.words[3]), "r"(b0), "r"(b1));
+}
+
+// c = a @ b. Its sums start from the zero register: clearing them first would cost four
+// instructions a product.
+__device__ __forceinline__ void multiply(float (&c)[4], const OperandA& a, uint32_t b0,
+                                         uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
+      : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
+      : "r"(a.words[0]), "r"(a.words[1]), "r"(a.words[2]), "r"(a.words[3]), "r"(b0), "r"(b1),
+        "f"(0.0f));
 }
 
 // Two values rounded to fp16, the first in the lower half.
@@ -47,30 +62,26 @@ __device__ __forceinline__ void load_words(uint32_t (&words)[kWords], const __ha
   }
 }
 
-// Predicated accesses of global memory: straight-line code where an if would branch. Stored rows
-// are not read again soon, so they need no place in the caches.
-__device__ __forceinline__ void store_if(bool predicate, float* target, float4 value) {
-  asm volatile(
-      "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %0, 0;\n\t"
-      "@p st.global.cs.v4.f32 [%1], {%2, %3, %4, %5};\n\t}" ::"r"(static_cast<int>(predicate)),
-      "l"(target), "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w)
-      : "memory");
-}
-
-__device__ __forceinline__ void add_if(bool predicate, float* target, float4 value) {
+// Adds two values to consecutive words, aligned to both.
+__device__ __forceinline__ void add_pair(float* target, float2 value) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile(
-      "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %0, 0;\n\t"
-      "@p red.global.add.v4.f32 [%1], {%2, %3, %4, %5};\n\t}" ::"r"(static_cast<int>(predicate)),
-      "l"(target), "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w)
-      : "memory");
+  asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(target), "f"(value.x), "f"(value.y)
+               : "memory");
 #else
-  if (!predicate) return;
   atomicAdd(target, value.x);
   atomicAdd(target + 1, value.y);
-  atomicAdd(target + 2, value.z);
-  atomicAdd(target + 3, value.w);
 #endif
+}
+
+// Accesses that order what a warp wrote before, or reads after, for other blocks.
+__device__ __forceinline__ uint64_t load_acquire(const uint64_t* source) {
+  uint64_t value;
+  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(source) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ void store_release(uint64_t* target, uint64_t value) {
+  asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(target), "l"(value) : "memory");
 }
 
 // Programmatic dependent launch: the next kernel of the stream may start, and waits for this one.
