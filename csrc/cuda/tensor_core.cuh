@@ -11,28 +11,23 @@ namespace flowtt::cuda {
 
 inline constexpr unsigned kAllLanes = 0xffffffffu;
 
-// Four consecutive registers: the A operand of m16n8k16.
-struct OperandA {
-  uint32_t words[4];
-};
-
 // c += a (16 x 16) @ b (16 x 8), fp16 operands, fp32 sums.
-__device__ __forceinline__ void multiply_add(float (&c)[4], const OperandA& a, uint32_t b0,
+__device__ __forceinline__ void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
                                              uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
       "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a.words[0]), "r"(a.words[1]), "r"(a.words[2]), "r"(a.words[3]), "r"(b0), "r"(b1));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 // c = a @ b. Its sums start from the zero register: clearing them first would cost four
 // instructions a product.
-__device__ __forceinline__ void multiply(float (&c)[4], const OperandA& a, uint32_t b0,
+__device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
                                          uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
       "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
       : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
-      : "r"(a.words[0]), "r"(a.words[1]), "r"(a.words[2]), "r"(a.words[3]), "r"(b0), "r"(b1),
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1),
         "f"(0.0f));
 }
 
@@ -51,15 +46,63 @@ __device__ __forceinline__ uint32_t residual_pair(float first, float second, uin
 
 // kWords consecutive words, in one load.
 template <int kWords>
-__device__ __forceinline__ void load_words(uint32_t (&words)[kWords], const __half* source) {
+__device__ __forceinline__ void load_words(uint32_t (&words)[kWords], const void* source) {
   static_assert(kWords == 2 || kWords == 4);
   if constexpr (kWords == 4) {
-    const uint4 loaded = __ldg(reinterpret_cast<const uint4*>(source));
+    const uint4 loaded = __ldg(static_cast<const uint4*>(source));
     words[0] = loaded.x, words[1] = loaded.y, words[2] = loaded.z, words[3] = loaded.w;
   } else {
-    const uint2 loaded = __ldg(reinterpret_cast<const uint2*>(source));
+    const uint2 loaded = __ldg(static_cast<const uint2*>(source));
     words[0] = loaded.x, words[1] = loaded.y;
   }
+}
+
+// Brings the sector that holds `source` into the L1 cache: a copy to a place in shared memory that
+// nobody reads, since a load without a use would not survive the compiler.
+__device__ __forceinline__ void touch(uint32_t& unused, const void* source) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(
+                   static_cast<uint32_t>(__cvta_generic_to_shared(&unused))),
+               "l"(source)
+               : "memory");
+}
+
+// Shared memory by 32-bit addresses.
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+__device__ __forceinline__ uint32_t load_shared_word(uint32_t address) {
+  uint32_t word;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
+  return word;
+}
+
+__device__ __forceinline__ uint2 load_shared_pair(uint32_t address) {
+  uint2 v;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address) : "memory");
+  return v;
+}
+
+__device__ __forceinline__ uint4 load_shared_vector(uint32_t address) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(address)
+               : "memory");
+  return v;
+}
+
+__device__ __forceinline__ void store_shared_vector(uint32_t address, uint4 v) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y),
+               "r"(v.z), "r"(v.w)
+               : "memory");
+}
+
+// The value itself, in a register: a result of an instruction that the compiler cannot repeat. It
+// would rather compute addresses again at each use, 30 instructions a row. By whole warps.
+template <typename T>
+__device__ __forceinline__ T hold(T value) {
+  return __shfl_sync(kAllLanes, value, threadIdx.x % 32);
 }
 
 // Adds two values to consecutive words, aligned to both.
@@ -73,14 +116,14 @@ __device__ __forceinline__ void add_pair(float* target, float2 value) {
 #endif
 }
 
-// Accesses that order what a warp wrote before, or reads after, for other blocks.
-__device__ __forceinline__ uint64_t load_acquire(const uint64_t* source) {
+// Orders what other blocks read after it, or wrote before it.
+__device__ __forceinline__ uint64_t load_acquire(const unsigned long long* source) {
   uint64_t value;
   asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(source) : "memory");
   return value;
 }
 
-__device__ __forceinline__ void store_release(uint64_t* target, uint64_t value) {
+__device__ __forceinline__ void store_release(unsigned long long* target, uint64_t value) {
   asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(target), "l"(value) : "memory");
 }
 

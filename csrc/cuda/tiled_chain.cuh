@@ -21,7 +21,9 @@
 
 namespace flowtt::cuda {
 
-template <int kRank1, int kRank2, int kQ3, bool kThreeProducts>
+// Of the four b of a slice of core 2, the first kHeld stay in registers from tile to tile; the
+// others are read again for each tile, from the L1 cache as a rule, and so is the low part.
+template <int kRank1, int kRank2, int kQ3, bool kThreeProducts, int kHeld>
 struct TiledChain {
   static constexpr int kSteps1 = kRank1 / 16;
   static constexpr int kSteps2 = kRank2 / 16;
@@ -29,9 +31,6 @@ struct TiledChain {
   static constexpr int kWords2 = kRank2 / 8;
   static constexpr int kTiles = kRank2 / 8;  // n-tiles of a P_b
   static constexpr int kParts = kThreeProducts ? 2 : 1;
-  // The low part of core 2 lies in registers only where there are enough of them; otherwise it is
-  // read again for each tile, from the L1 cache as a rule.
-  static constexpr int kResidentParts = kThreeProducts && kRank1 == 16 ? 2 : 1;
   // Bytes of packed slices, and of a P_x and of a tile's in one part.
   static constexpr uint32_t kFirstSlice = kMaxTiledQ * kRank1 * sizeof(__half);
   static constexpr uint32_t kSecondSlice = kMaxTiledQ * kRank1 * kRank2 * sizeof(__half);
@@ -43,168 +42,155 @@ struct TiledChain {
   // columns repeat the other half, and a lane keeps one pair of its two.
   static constexpr int kPairs = kQ3 == 8 ? 2 : 1;
 
-  struct Second {
-    uint32_t words[kResidentParts][kMaxTiledQ][kTiles][kWords1];
-  };
   struct First {
-    uint32_t words[kParts][2][kWords1];  // rows a and a + 2 of the lane's prefix
+    uint32_t words[kParts][kSteps1][4];
+  };
+  struct SecondPart {  // of one b
+    uint32_t words[kTiles][kWords1];
+  };
+  struct Second {
+    SecondPart parts[kHeld == 0 ? 1 : kHeld];
   };
   struct Third {
     uint32_t words[kParts][kWords2];
   };
   struct Prefix {
-    OperandA steps[kParts][kSteps2];
+    uint32_t words[kParts][kSteps2][4];
   };
 
-  static __device__ __forceinline__ const __half* packed(const TiledWorkspace& workspace, int part,
-                                                         uint32_t offset) {
-    const __half* base = part == 0 ? workspace.packed_high : workspace.packed_low;
-    return reinterpret_cast<const __half*>(reinterpret_cast<const char*>(base) + offset);
-  }
-
   // Where the lane's words lie in a slice, in bytes.
-  static __device__ __forceinline__ uint32_t first_offset(int lane) {
-    return (lane / 4 % 2 * kRank1 + lane % 4 * (kRank1 / 4)) * sizeof(__half);
-  }
-  static __device__ __forceinline__ uint32_t second_offset(int lane) {
+  static __device__ __forceinline__ uint32_t first_offset(int lane) { return lane % 8 * 16; }
+  static __host__ __device__ __forceinline__ constexpr uint32_t second_offset(int lane) {
     return lane * (kRank1 / 4) * sizeof(__half);
   }
   static __device__ __forceinline__ uint32_t third_offset(int lane) {
     return (lane / 4 % kQ3 * 4 + lane % 4) * (kRank2 / 4) * sizeof(__half);
   }
-  static constexpr uint32_t kSecondStride = 32 * (kRank1 / 4) * sizeof(__half);  // to the next u
 
-  // `offset`: of the slice plus second_offset, and so on.
-  static __device__ __forceinline__ void load_second(Second& second,
-                                                     const TiledWorkspace& workspace,
-                                                     uint32_t offset) {
-#pragma unroll
-    for (int i = 0; i < kResidentParts; ++i) {
-#pragma unroll
-      for (int b = 0; b < kMaxTiledQ; ++b) {
-#pragma unroll
-        for (int u = 0; u < kTiles; ++u) {
-          load_words(second.words[i][b][u],
-                     packed(workspace, i, offset) +
-                         (b * kTiles + u) * (kSecondStride / sizeof(__half)));
-        }
-      }
-    }
+  static __device__ __forceinline__ const char* packed(const TiledWorkspace& workspace, int part,
+                                                       uint32_t offset) {
+    return reinterpret_cast<const char*>(part == 0 ? workspace.packed_high
+                                                   : workspace.packed_low) +
+           offset;
   }
 
+  // `offset`: of the slice plus first_offset, and so on.
   static __device__ __forceinline__ void load_first(First& first, const TiledWorkspace& workspace,
                                                     uint32_t offset) {
 #pragma unroll
     for (int i = 0; i < kParts; ++i) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        load_words(first.words[i][half], packed(workspace, i, offset) + half * 2 * kRank1);
+      for (int k = 0; k < kSteps1; ++k) {
+        load_words(first.words[i][k], packed(workspace, i, offset) + k * 128);
       }
     }
   }
 
-  static __device__ __forceinline__ void load_third(Third& third, const TiledWorkspace& workspace,
-                                                    uint32_t offset) {
+  static __device__ __forceinline__ void load_second_part(SecondPart& second,
+                                                           const TiledWorkspace& workspace,
+                                                           int part, uint32_t offset, int b) {
 #pragma unroll
-    for (int i = 0; i < kParts; ++i) load_words(third.words[i], packed(workspace, i, offset));
+    for (int u = 0; u < kTiles; ++u) {
+      load_words(second.words[u], packed(workspace, part, offset) + (b * kTiles + u) * second_offset(32));
+    }
   }
 
-  // Stage 1 of a tile into `tile`, a warp's kTile bytes. `second_offset` as in load_second.
-  static __device__ __forceinline__ void compute_prefixes(char* tile, const First& first,
+  static __device__ __forceinline__ void load_second(Second& second,
+                                                     const TiledWorkspace& workspace,
+                                                     uint32_t offset) {
+#pragma unroll
+    for (int b = 0; b < kHeld; ++b) load_second_part(second.parts[b], workspace, 0, offset, b);
+  }
+
+  // `source`: the slice plus third_offset; `low`: from there to the low part.
+  static __device__ __forceinline__ void load_third(Third& third, const char* source, int64_t low) {
+    load_words(third.words[0], source);
+    if constexpr (kThreeProducts) load_words(third.words[kParts - 1], source + low);
+  }
+
+  // Where the lane writes the P of its prefix for b = 0, in bytes from the tile's start: lane (g, t)
+  // writes rows 4 a + b and 4 a + b + 8 of prefix g / 2, a = g % 2, one vector. Rows with odd a are
+  // exchanged in pairs, or two of them would meet in the same banks.
+  static __device__ __forceinline__ uint32_t written_offset(int lane) {
+    return lane / 8 * kPrefix + lane / 4 % 2 * (256 + 64) + lane % 4 * 16;
+  }
+  // Where it reads a P that starts at 0.
+  static __device__ __forceinline__ uint32_t read_offset(int lane) {
+    return (lane ^ lane / 16 * 4) * sizeof(uint4);
+  }
+
+  // p = or += one product.
+  template <bool kStarts>
+  static __device__ __forceinline__ void stage1(float (&p)[kTiles][4],
+                                                const uint32_t (&first)[kSteps1][4],
+                                                const SecondPart& second) {
+#pragma unroll
+    for (int k = 0; k < kSteps1; ++k) {
+#pragma unroll
+      for (int u = 0; u < kTiles; ++u) {
+        if (kStarts && k == 0) {
+          multiply(p[u], first[k], second.words[u][2 * k], second.words[u][2 * k + 1]);
+        } else {
+          multiply_add(p[u], first[k], second.words[u][2 * k], second.words[u][2 * k + 1]);
+        }
+      }
+    }
+  }
+
+  // Stage 1 of a tile. `offset`: as in load_second.
+  template <typename Tile>
+  static __device__ __forceinline__ void compute_prefixes(const Tile& tile, const First& first,
                                                           const Second& second,
                                                           const TiledWorkspace& workspace,
-                                                          uint32_t second_offset) {
-    OperandA a[kParts][kSteps1];
-#pragma unroll
-    for (int i = 0; i < kParts; ++i) {
-#pragma unroll
-      for (int k = 0; k < kSteps1; ++k) {
-#pragma unroll
-        for (int word = 0; word < 4; ++word) {
-          a[i][k].words[word] = first.words[i][word % 2][2 * k + word / 2];
-        }
-      }
-    }
-    // Lane (g, t) writes rows 4 a + b and 4 a + b + 8 of prefix g / 2, a = g % 2, one vector; rows
-    // with odd a are exchanged in pairs, or two of them would meet in the same banks.
-    const int lane = threadIdx.x % 32;
-    const int odd = lane / 4 % 2;
-    char* const target = tile + lane / 8 * kPrefix + odd * 256 + lane % 4 * 16;
-    char* const targets[2] = {target + odd * 64, target + (1 - odd) * 64};
+                                                          uint32_t offset) {
+    const uint32_t written = written_offset(threadIdx.x % 32);
+    SecondPart high[2];  // read for b and the next
+    SecondPart low[2];
+    if constexpr (kHeld == 0) load_second_part(high[0], workspace, 0, offset, 0);
+    if constexpr (kThreeProducts) load_second_part(low[0], workspace, 1, offset, 0);
 #pragma unroll
     for (int b = 0; b < kMaxTiledQ; ++b) {
+      if (b + 1 < kMaxTiledQ) {
+        if (b + 1 >= kHeld) load_second_part(high[(b + 1) % 2], workspace, 0, offset, b + 1);
+        if (kThreeProducts) load_second_part(low[(b + 1) % 2], workspace, 1, offset, b + 1);
+      }
+      const SecondPart& second_high = b < kHeld ? second.parts[b < kHeld ? b : 0] : high[b % 2];
       float p[kTiles][4];
+      // Small terms first.
       if constexpr (kThreeProducts) {
-#pragma unroll
-        for (int k = 0; k < kSteps1; ++k) {
-#pragma unroll
-          for (int u = 0; u < kTiles; ++u) {
-            const uint32_t* words = second.words[0][b][u] + 2 * k;
-            if (k == 0) {
-              multiply(p[u], a[1][k], words[0], words[1]);
-            } else {
-              multiply_add(p[u], a[1][k], words[0], words[1]);
-            }
-          }
-        }
-#pragma unroll
-        for (int u = 0; u < kTiles; ++u) {
-          uint32_t low[kWords1];
-          if constexpr (kResidentParts == 1) {
-            load_words(low, packed(workspace, 1, second_offset) +
-                                (b * kTiles + u) * (kSecondStride / sizeof(__half)));
-          } else {
-#pragma unroll
-            for (int i = 0; i < kWords1; ++i) low[i] = second.words[kResidentParts - 1][b][u][i];
-          }
-#pragma unroll
-          for (int k = 0; k < kSteps1; ++k) {
-            multiply_add(p[u], a[0][k], low[2 * k], low[2 * k + 1]);
-          }
-        }
+        stage1<true>(p, first.words[kParts - 1], second_high);
+        stage1<false>(p, first.words[0], low[b % 2]);
       }
-#pragma unroll
-      for (int k = 0; k < kSteps1; ++k) {
-#pragma unroll
-        for (int u = 0; u < kTiles; ++u) {
-          const uint32_t* words = second.words[0][b][u] + 2 * k;
-          if (k == 0 && !kThreeProducts) {
-            multiply(p[u], a[0][k], words[0], words[1]);
-          } else {
-            multiply_add(p[u], a[0][k], words[0], words[1]);
-          }
-        }
-      }
+      stage1<!kThreeProducts>(p, first.words[0], second_high);
 #pragma unroll
       for (int k = 0; k < kSteps2; ++k) {
         const float(&p0)[4] = p[2 * k];
         const float(&p1)[4] = p[2 * k + 1];
         const uint4 high = make_uint4(round_pair(p0[0], p0[1]), round_pair(p0[2], p0[3]),
                                       round_pair(p1[0], p1[1]), round_pair(p1[2], p1[3]));
-        char* const vector = targets[b % 2] + b / 2 * 128 + k * 512;
-        *reinterpret_cast<uint4*>(vector) = high;
+        const uint32_t vector = (written ^ b % 2 * 64) + b / 2 * 128 + k * 512;
+        tile.store(vector, high);
         if constexpr (kThreeProducts) {
-          *reinterpret_cast<uint4*>(vector + kPart) = make_uint4(
-              residual_pair(p0[0], p0[1], high.x), residual_pair(p0[2], p0[3], high.y),
-              residual_pair(p1[0], p1[1], high.z), residual_pair(p1[2], p1[3], high.w));
+          tile.store(
+              vector + kPart,
+              make_uint4(residual_pair(p0[0], p0[1], high.x), residual_pair(p0[2], p0[3], high.y),
+                         residual_pair(p1[0], p1[1], high.z), residual_pair(p1[2], p1[3], high.w)));
         }
       }
     }
   }
 
-  // Where the lane's vector of a P_x lies, as compute_prefixes writes it.
-  static __device__ __forceinline__ uint32_t prefix_offset(int lane) {
-    return (lane ^ lane / 16 * 4) * sizeof(uint4);
-  }
-
-  // `source`: the prefix's place plus prefix_offset.
-  static __device__ __forceinline__ void load_prefix(Prefix& prefix, const char* source) {
+  // `tile`: from read_offset on; `place`: of the prefix in it.
+  template <typename Tile>
+  static __device__ __forceinline__ void load_prefix(Prefix& prefix, const Tile& tile,
+                                                     uint32_t place) {
 #pragma unroll
     for (int i = 0; i < kParts; ++i) {
 #pragma unroll
       for (int k = 0; k < kSteps2; ++k) {
-        const uint4 words = *reinterpret_cast<const uint4*>(source + i * kPart + k * 512);
-        prefix.steps[i][k] = {{words.x, words.y, words.z, words.w}};
+        const uint4 v = tile.load(place + i * kPart + k * 512);
+        prefix.words[i][k][0] = v.x, prefix.words[i][k][1] = v.y;
+        prefix.words[i][k][2] = v.z, prefix.words[i][k][3] = v.w;
       }
     }
   }
@@ -221,9 +207,9 @@ struct TiledChain {
       for (int k = 0; k < kSteps2; ++k) {
         const uint32_t* words = third.words[third_part] + 2 * k;
         if (product == 0 && k == 0) {
-          multiply(row, prefix.steps[prefix_part][k], words[0], words[1]);
+          multiply(row, prefix.words[prefix_part][k], words[0], words[1]);
         } else {
-          multiply_add(row, prefix.steps[prefix_part][k], words[0], words[1]);
+          multiply_add(row, prefix.words[prefix_part][k], words[0], words[1]);
         }
       }
     }

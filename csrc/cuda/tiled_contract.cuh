@@ -3,145 +3,148 @@
 
 #pragma once
 
+#include <cstddef>
+
+#include "tiled_checkpoints.cuh"
 #include "tiled_emission.cuh"
-#include "tiled_queue.cuh"
-#include "tiled_segments.cuh"
+#include "tiled_tile.cuh"
 
 namespace flowtt::cuda {
 
-// Windows do not cross features: first_window[f] is the number of the feature's first.
-struct Windows {
-  int32_t first_window[kTiledFeaturesPerLaunch + 1];
-  int32_t size;  // lookups of all but a feature's last
-};
-
-// Full windows find most ids and prefixes in common, but small batches are better spread over all
-// warps. Called by all threads; ends with a barrier.
-__device__ __forceinline__ void divide_into_windows(Windows& windows, const Segments& segments,
-                                                    int features, int warps) {
-  constexpr int kMinWindow = 8;
-  if (threadIdx.x < 32) {
-    const int lane = threadIdx.x;
-    const int total = segments.first_entry[features];
-    const int all_warps = warps * gridDim.x;
-    const int size = min(max((total + all_warps - 1) / all_warps, kMinWindow), kWindow);
-    const int entries =
-        lane < features ? segments.first_entry[lane + 1] - segments.first_entry[lane] : 0;
-    int up_to = (entries + size - 1) / size;
-#pragma unroll
-    for (int offset = 1; offset < 32; offset *= 2) {
-      const int other = __shfl_up_sync(kAllLanes, up_to, offset);
-      if (lane >= offset) up_to += other;
-    }
-    if (lane < features) windows.first_window[lane + 1] = up_to;
-    if (lane == 0) {
-      windows.first_window[0] = 0;
-      windows.size = size;
-    }
-  }
-  __syncthreads();
-}
-
 // A warp's shared memory.
-template <typename Chain>
-struct __align__(16) WarpStorage {
-  char tile[Chain::kTile];  // P of up to four prefixes
+template <typename Chain, bool kFused>
+struct __align__(128) WarpStorage {
+  char tile[kFused ? Chain::kTile : 0];
   WindowPlan plan;
 };
 
-// Computes the rows of a planned window.
-template <typename Chain, bool kExact>
-__device__ __forceinline__ void contract_window(char* tile, const WindowPlan& plan,
-                                                const WindowCounts& counts,
+// Computes the rows of a planned window. `plan`: address of the WindowPlan.
+template <typename Chain, bool kExact, typename Tile>
+__device__ __forceinline__ void contract_window(const Tile& tile, uint32_t plan,
                                                 typename Chain::Second& second, uint32_t& resident,
                                                 const TiledWorkspace& workspace,
                                                 const RowEmitter<Chain, kExact>& emitter) {
-  constexpr int kAhead = 2;  // rows whose slices of core 3 are on their way
-  const int lane = threadIdx.x % 32;
-  const uint32_t first_lane = Chain::first_offset(lane);
-  const uint32_t third_lane = Chain::third_offset(lane);
-  const char* const prefix_lane = tile + Chain::prefix_offset(lane);
-
-  // The slices of core 1 of a tile's prefixes. Places beyond the last repeat it.
-  const auto load_first = [&](typename Chain::First& first, int number) {
-    const uint32_t prefixes = plan.tiles[number].prefixes;
-    const int x = min(static_cast<uint32_t>(lane / 8), (prefixes >> 16) - 1);
-    Chain::load_first(first, workspace, plan.first[(prefixes & 0xffffu) + x] + first_lane);
+  // A lane's places. Planning needs registers too, so they are held from here on only.
+  const Tile read_tile = tile.held_at(Chain::read_offset(threadIdx.x % 32));
+  const uint32_t third_lane = Chain::third_offset(threadIdx.x % 32);
+  const int64_t low = reinterpret_cast<const char*>(workspace.packed_low) -
+                      reinterpret_cast<const char*>(workspace.packed_high);
+  const auto first_slice = [&](uint32_t tile_number, int x) {
+    return load_shared_word(plan + offsetof(WindowPlan, first) +
+                            (tile_number * kTileLookups + x) * sizeof(uint32_t));
   };
-
+  const auto load_first = [&](typename Chain::First& first, uint32_t tile_number) {
+    const int lane = threadIdx.x % 32;
+    Chain::load_first(first, workspace,
+                      first_slice(tile_number, lane / 8) + Chain::first_offset(lane));
+  };
+  uint32_t row_address = plan + offsetof(WindowPlan, rows);
+  uint32_t place[kRowsAhead];
+  typename Chain::Third third[kRowsAhead];
+  // The slice of core 3 and the place of the row at this address.
+  const auto load_row = [&](typename Chain::Third& third, uint32_t& place, uint4 row) {
+    const uint64_t source = static_cast<uint64_t>(row.y) << 32 | row.x;
+    Chain::load_third(third, reinterpret_cast<const char*>(source) + third_lane, low);
+    place = row.z;
+  };
+#pragma unroll
+  for (int i = 0; i < kRowsAhead; ++i) {
+    load_row(third[i], place[i], load_shared_vector(row_address + i * sizeof(PlannedRow)));
+  }
   typename Chain::First first;
   load_first(first, 0);
-  typename Chain::Third third[kAhead];
-#pragma unroll
-  for (int i = 0; i < kAhead; ++i) {
-    if (i < counts.rows) Chain::load_third(third[i], workspace, plan.rows[i].third + third_lane);
-  }
   typename Chain::Prefix prefix;
-  int next_tile = 0;
-  for (int base = 0; base < counts.rows; base += kAhead) {
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      const int rank = base + i;
-      if (rank >= counts.rows) break;
-      const PlannedRow row = plan.rows[rank];
-      if ((row.prefix & kFirstOfTile) != 0) {
-        const uint32_t slice = plan.tiles[next_tile].second + Chain::second_offset(lane);
-        if (slice != resident) {
-          Chain::load_second(second, workspace, slice);
-          resident = slice;
-        }
-        ++next_tile;
-        __syncwarp();  // the last tile has been read
-        Chain::compute_prefixes(tile, first, second, workspace, slice);
-        if (next_tile < counts.tiles) load_first(first, next_tile);
-        __syncwarp();
-      }
-      if ((row.prefix & kFirstOfPrefix) != 0) {
-        Chain::load_prefix(prefix, prefix_lane + (row.prefix & kPrefixPlace));
-      }
-      float columns[4];
-      Chain::compute_row(columns, prefix, third[i]);
-      if (rank + kAhead < counts.rows) {
-        Chain::load_third(third[i], workspace, plan.rows[rank + kAhead].third + third_lane);
-      }
-      emitter.emit(columns, row, plan);
+  const auto second_slice = [&](uint32_t number) {
+    return load_shared_word(plan + offsetof(WindowPlan, second) + number * sizeof(uint32_t));
+  };
+  bool publishes = false;
+  if ((place[0] & kHeavyPrefix) != 0) {
+    const Checkpoint<Chain> checkpoint(workspace, first_slice(0, 0), second_slice(0));
+    const CheckpointState state = checkpoint.find();
+    publishes = state == CheckpointState::kOwned;
+    if (state == CheckpointState::kReady) {
+      checkpoint.load(prefix);
+      place[0] &= ~(kFirstOfTile | kFirstOfPrefix);
     }
+  }
+  // Computes one row and replaces it by the one that far ahead. True after the last.
+  const auto step = [&](uint32_t& place, typename Chain::Third& third) {
+    const uint32_t own_place = place;
+    if ((own_place & kFirstOfTile) != 0) {
+      const uint32_t number = own_place >> 8 & 0xffu;
+      const uint32_t slice = second_slice(number) + Chain::second_offset(threadIdx.x % 32);
+      if (slice != resident) {
+        Chain::load_second(second, workspace, slice);
+        resident = slice;
+      }
+      __syncwarp();  // the last tile has been read
+      Chain::compute_prefixes(tile, first, second, workspace, slice);
+      // After the last tile, those of an earlier window.
+      load_first(first, number + 1);
+      __syncwarp();
+      // Here too, so that `prefix` needs no registers meanwhile.
+      Chain::load_prefix(prefix, read_tile, own_place >> 16);
+    } else if ((own_place & kFirstOfPrefix) != 0) {
+      Chain::load_prefix(prefix, read_tile, own_place >> 16);
+    }
+    const uint4 tail = load_shared_vector(row_address + offsetof(PlannedRow, target));
+    row_address += sizeof(PlannedRow);
+    const uint4 next = load_shared_vector(row_address + (kRowsAhead - 1) * sizeof(PlannedRow));
+    float columns[4];
+    Chain::compute_row(columns, prefix, third);
+    load_row(third, place, next);
+    emitter.emit(columns, own_place, static_cast<uint64_t>(tail.y) << 32 | tail.x,
+                 __uint_as_float(tail.z));
+    return (own_place & kLastRow) != 0;
+  };
+#if AHEAD == 2
+  while (!step(place[0], third[0]) && !step(place[1], third[1])) {
+  }
+#else
+  while (!step(place[0], third[0]) && !step(place[1], third[1]) && !step(place[2], third[2])) {
+  }
+#endif
+  if (publishes) {
+    Checkpoint<Chain>(workspace, first_slice(0, 0), second_slice(0)).publish(prefix);
   }
 }
 
 template <int kRank1, int kRank2, int kQ3, bool kThreeProducts, bool kExact, bool kFused,
-          int kWarps>
+          int kHeld, int kWarps>
 __global__ void __launch_bounds__(kWarps * 32, 1)
     tiled_contract_kernel(const __grid_constant__ TiledGroup group,
                           const __grid_constant__ BagBatch batch,
                           const __grid_constant__ TiledRange range,
                           const __grid_constant__ TiledWorkspace workspace,
                           const __grid_constant__ PooledOutput output) {
-  using Chain = TiledChain<kRank1, kRank2, kQ3, kThreeProducts>;
-  using Storage = WarpStorage<Chain>;
+  using Chain = TiledChain<kRank1, kRank2, kQ3, kThreeProducts, kHeld>;
+  using Storage = WarpStorage<Chain, kFused>;
   __shared__ Segments segments;
   __shared__ Windows windows;
   __shared__ int32_t used_slots;
-  extern __shared__ __align__(16) char warp_storage[];
+  __shared__ uint32_t touched[32];
+  extern __shared__ __align__(128) char warp_storage[];
   const int lane = threadIdx.x % 32;
-  const int warp = threadIdx.x / 32;
-  Storage& storage = reinterpret_cast<Storage*>(warp_storage)[warp];
+  Storage& storage = reinterpret_cast<Storage*>(warp_storage)[threadIdx.x / 32];
 
   allow_dependent_launch();
   if (threadIdx.x == 0) used_slots = 0;
+  for (int tile = lane; tile <= kWindow; tile += 32) {
+    for (int x = 0; x < kTileLookups; ++x) storage.plan.first[tile][x] = 0;
+  }
   load_segments(segments, group, batch, range);
   // Offsets out of order can make features overlap; the preparation reports them.
   if (segments.first_entry[group.count] > range.end_lookup - range.first_lookup) return;
-  divide_into_windows(windows, segments, group.count, kWarps);
-  WindowQueue queue(workspace.control, windows.first_window[group.count], kWarps, range.disabled);
+  divide_into_windows(windows, segments, group.count, kWarps, range.disabled);
+  WindowQueue queue(windows, workspace.control, kWarps);
   wait_for_previous_kernel();
 
   typename Chain::Second second;
   uint32_t resident = ~0u;  // the slice in `second`
   while (queue.take()) {
     const int window = queue.window();
-    const int f = __popc(__ballot_sync(
-        kAllLanes, lane < group.count && windows.first_window[min(lane, kTiledFeaturesPerLaunch - 1) + 1] <= window));
+    int f = 0;
+    while (windows.first_window[f + 1] <= window) ++f;
     const TiledFeature& feature = group.features[f];
     const int first_entry =
         segments.first_entry[f] + (window - windows.first_window[f]) * windows.size;
@@ -149,21 +152,28 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
     const uint4 entry = __ldg(reinterpret_cast<const uint4*>(workspace.entries) + first_entry +
                               min(lane, count - 1));
     const GroupedLookup lookup{entry.x, entry.y, entry.z, entry.w};
-    // The large loads start first.
     const uint32_t slice = feature.packed[1] * static_cast<uint32_t>(sizeof(__half)) +
-                           __shfl_sync(kAllLanes, lookup.i2, 0) * Chain::kSecondSlice +
-                           Chain::second_offset(lane);
-    if (slice != resident) {
-      Chain::load_second(second, workspace, slice);
-      resident = slice;
+                           __shfl_sync(kAllLanes, lookup.i2, 0) * Chain::kSecondSlice;
+    // The largest loads come from L2 while the window is planned.
+#pragma unroll
+    for (uint32_t sector = 0; sector < Chain::kSecondSlice; sector += 32 * 32) {
+      touch(touched[lane], Chain::packed(workspace, 0, slice + sector + lane * 32));
     }
     __syncwarp();  // the last window's plan has been read
-    const WindowCounts counts = plan_window<Chain>(storage.plan, lookup, feature, range, workspace,
-                                                   first_entry, count, &used_slots);
+    plan_window<Chain>(storage.plan, lookup, feature, range, workspace, output, first_entry, count,
+                       &used_slots);
     __syncwarp();
-    const RowEmitter<Chain, kExact> emitter(feature, range, workspace, output);
-    contract_window<Chain, kExact>(storage.tile, storage.plan, counts, second, resident, workspace,
-                                   emitter);
+    const RowEmitter<Chain, kExact> emitter(feature, range, workspace, output, storage.plan);
+    const uint32_t plan = hold(shared_address(&storage.plan));
+    if constexpr (kFused) {
+      contract_window<Chain, kExact>(SharedTile{plan - Chain::kTile}, plan, second, resident,
+                                     workspace, emitter);
+    } else {
+      char* const tile = static_cast<char*>(workspace.scratch) +
+                         (blockIdx.x * kWarps + threadIdx.x / 32) * Chain::kTile;
+      contract_window<Chain, kExact>(ScratchTile{reinterpret_cast<uint64_t>(tile)}, plan, second,
+                                     resident, workspace, emitter);
+    }
     queue.advance();
   }
 }

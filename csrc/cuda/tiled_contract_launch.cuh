@@ -5,50 +5,50 @@
 #include <algorithm>
 
 #include "tiled_contract.cuh"
+#include "tiled_kernel_launch.cuh"
 
 namespace flowtt::cuda {
-
-struct ContractLaunch {
-  const TiledGroup& group;
-  const BagBatch& batch;
-  const TiledRange& range;
-  const TiledWorkspace& workspace;
-  const PooledOutput& output;
-  int32_t multiprocessors;
-  bool dependent_launch;  // the device has programmatic dependent launch
-  cudaStream_t stream;
-};
 
 #ifndef WARPS
 #define WARPS 16
 #endif
-template <int kRank1, int kRank2, int kQ3, bool kThreeProducts, bool kExact>
-cudaError_t launch_contract(const ContractLaunch& launch) {
-  constexpr int kWarps = WARPS;
+#ifndef WARPS3
+#define WARPS3 16
+#endif
+#ifndef HELD
+#define HELD 4
+#endif
+#ifndef HELD3
+#define HELD3 0
+#endif
+template <int kRank1, int kRank2, int kQ3, bool kThreeProducts, bool kExact, bool kFused>
+cudaError_t launch_contract_kernel(const TiledLaunch& launch) {
+  constexpr int kWarps = kThreeProducts ? WARPS3 : WARPS;
+  constexpr int kHeld = kThreeProducts ? HELD3 : HELD;
   const int64_t lookups = launch.range.end_lookup - launch.range.first_lookup;
-  if (lookups == 0) return cudaSuccess;
   constexpr int64_t kFewest = 8;  // lookups that are worth a block
-  const int64_t blocks = std::min<int64_t>({launch.multiprocessors, kMaxQueues,
-                                            (lookups + kFewest - 1) / kFewest});
+  const int64_t blocks = std::min<int64_t>(
+      {launch.plan.multiprocessors, kMaxQueues, (lookups + kFewest - 1) / kFewest});
   constexpr auto kernel =
-      tiled_contract_kernel<kRank1, kRank2, kQ3, kThreeProducts, kExact, true, kWarps>;
-  using Chain = TiledChain<kRank1, kRank2, kQ3, kThreeProducts>;
-  constexpr size_t kSharedBytes = kWarps * sizeof(WarpStorage<Chain>);
+      tiled_contract_kernel<kRank1, kRank2, kQ3, kThreeProducts, kExact, kFused, kHeld, kWarps>;
+  using Chain = TiledChain<kRank1, kRank2, kQ3, kThreeProducts, kHeld>;
+  constexpr size_t kSharedBytes = kWarps * sizeof(WarpStorage<Chain, kFused>);
+  static_assert(kWarps * Chain::kTile <= kScratchBytesPerMultiprocessor);
   const cudaError_t error = cudaFuncSetAttribute(
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kSharedBytes));
   if (error != cudaSuccess) return error;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(kWarps * 32);
-  config.dynamicSmemBytes = kSharedBytes;
-  config.stream = launch.stream;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &attribute;
-  config.numAttrs = launch.dependent_launch ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, launch.group, launch.batch, launch.range,
-                            launch.workspace, launch.output);
+  return launch_kernel(kernel, blocks, kWarps * 32, kSharedBytes, launch.plan.dependent_launch, 1,
+                       launch.stream, launch.plan.group, launch.batch, launch.range,
+                       launch.workspace, launch.output);
+}
+
+template <int kRank1, int kRank2, int kQ3, bool kThreeProducts, bool kExact>
+cudaError_t launch_contract(const TiledLaunch& launch) {
+  if (launch.range.end_lookup == launch.range.first_lookup) return cudaSuccess;
+  if ((launch.range.disabled & kFusionDisabled) != 0) {
+    return launch_contract_kernel<kRank1, kRank2, kQ3, kThreeProducts, kExact, false>(launch);
+  }
+  return launch_contract_kernel<kRank1, kRank2, kQ3, kThreeProducts, kExact, true>(launch);
 }
 
 }  // namespace flowtt::cuda

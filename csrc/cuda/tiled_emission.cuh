@@ -9,47 +9,40 @@
 
 namespace flowtt::cuda {
 
-// The targets of one feature's rows. Rows of exact tilings are written in pairs of columns; the
-// lane's first column is part of the addresses then.
+// Writes finished rows. Those of exact tilings are written in pairs of columns, from the lane's first
+// column on.
 template <typename Chain, bool kExact>
 class RowEmitter {
  public:
   __device__ __forceinline__ RowEmitter(const TiledFeature& feature, const TiledRange& range,
-                                        const TiledWorkspace& workspace, const PooledOutput& output)
-      : feature_(feature), range_(range), workspace_(workspace), output_(output) {
-    lane_column_ = kExact ? Chain::row_column(threadIdx.x % 32) : 0;
-    is_fp32_ = output.type == ElementType::kFloat32;
-    const int element = is_fp32_ ? 4 : 2;
-    stride_ = static_cast<uint32_t>(output.row_stride) * element;
-    output_row_ = static_cast<char*>(output.data) +
-                  (feature.output_column + lane_column_) * element;
-  }
+                                        const TiledWorkspace& workspace, const PooledOutput& output,
+                                        const WindowPlan& plan)
+      : feature_(feature), range_(range), workspace_(workspace), output_(output), plan_(plan) {}
 
-  // `row`: as Chain::compute_row leaves it. By whole warps; `planned` is the same in all lanes.
-  __device__ __forceinline__ void emit(const float (&row)[4], const PlannedRow& planned,
-                                       const WindowPlan& plan) const {
+  // `row`: as Chain::compute_row leaves it; the rest as in PlannedRow, the same in all lanes. By whole
+  // warps.
+  __device__ __forceinline__ void emit(const float (&row)[4], uint32_t place, uint64_t target,
+                                       float factor) const {
     float2 pairs[Chain::kPairs];
     Chain::own_pairs(pairs, row, threadIdx.x % 32);
-    const uint32_t kind = planned.prefix & kRowKind;
-    if (kind == kStoreRow) {
-      store(pairs, planned.factor, planned.target);
+    const uint32_t kind = place & kRowKind;
+    if (kind == kStoreFp32) {
+      store_fp32(pairs, factor, target);
     } else if (kind == kBufferRow) {
-      buffer(pairs, planned.target);
+      buffer(pairs, factor, target);
+    } else if (kind == kStore16Bits) {
+      store_16_bits(pairs, factor, target);
     } else {
-      for (uint32_t lanes = planned.target; lanes != 0; lanes &= lanes - 1) {
-        const uint2 lookup = plan.lookups[lowest_lane(lanes)];
-        const uint32_t sample = lookup.x & ~kLoneLookup;
-        if ((lookup.x & kLoneLookup) != 0) {
-          store(pairs, __uint_as_float(lookup.y), sample);
-        } else {
-          add(pairs, __uint_as_float(lookup.y), sample);
-        }
-      }
+      emit_each(pairs, static_cast<uint32_t>(target), target >> 32);
     }
   }
 
  private:
   using Pairs = float2[Chain::kPairs];
+
+  static __device__ __forceinline__ int lane_column() {
+    return kExact ? Chain::row_column(threadIdx.x % 32) : 0;
+  }
 
   // Calls pair(columns after the lane's first, values), or element(column, value) for the columns
   // that the row has.
@@ -76,71 +69,91 @@ class RowEmitter {
   }
 
   // Stored rows are not read again soon, so they need no place in the caches.
-  __device__ __forceinline__ void store(const Pairs& pairs, float factor, uint32_t sample) const {
-    char* const target = output_row_ + static_cast<uint64_t>(sample) * stride_;
+  __device__ __forceinline__ void store_fp32(const Pairs& pairs, float factor,
+                                             uint64_t target) const {
+    float* const row = reinterpret_cast<float*>(target) + lane_column();
+    visit(
+        pairs,
+        [&](int columns, float2 value) {
+          __stcs(reinterpret_cast<float2*>(row + columns),
+                 make_float2(value.x * factor, value.y * factor));
+        },
+        [&](int column, float value) { __stcs(row + column, value * factor); });
+  }
+
+  __device__ __forceinline__ void store_16_bits(const Pairs& pairs, float factor,
+                                                uint64_t target) const {
+    __half* const row = reinterpret_cast<__half*>(target) + lane_column();
     visit(
         pairs,
         [&](int columns, float2 value) {
           value = make_float2(value.x * factor, value.y * factor);
-          if (is_fp32_) {
-            __stcs(reinterpret_cast<float2*>(target + columns * 4), value);
-          } else if (output_.type == ElementType::kFloat16) {
-            __stcs(reinterpret_cast<uint32_t*>(target + columns * 2),
-                   round_pair(value.x, value.y));
-          } else {
-            const __nv_bfloat162 rounded = __floats2bfloat162_rn(value.x, value.y);
-            __stcs(reinterpret_cast<uint32_t*>(target + columns * 2),
-                   *reinterpret_cast<const uint32_t*>(&rounded));
+          uint32_t rounded = round_pair(value.x, value.y);
+          if (output_.type == ElementType::kBFloat16) {
+            const __nv_bfloat162 pair = __floats2bfloat162_rn(value.x, value.y);
+            rounded = *reinterpret_cast<const uint32_t*>(&pair);
           }
+          __stcs(reinterpret_cast<uint32_t*>(row + columns), rounded);
         },
         [&](int column, float value) {
-          store_element<float>(target, output_.type, column, value * factor);
+          store_element<float>(row, output_.type, column, value * factor);
         });
   }
 
-  __device__ __forceinline__ void buffer(const Pairs& pairs, uint32_t slot) const {
-    const uint64_t first = static_cast<uint64_t>(slot) * workspace_.buffered_row_elements;
+  __device__ __forceinline__ void buffer(const Pairs& pairs, float factor, uint64_t target) const {
     if constexpr (Chain::kParts == 1) {
-      constexpr float kScale = 1.0f / (1 << kBufferedRowShift);
-      __half* const target = static_cast<__half*>(workspace_.rows) + first + lane_column_;
+      __half* const row = reinterpret_cast<__half*>(target) + lane_column();
       visit(
           pairs,
           [&](int columns, float2 value) {
-            *reinterpret_cast<uint32_t*>(target + columns) =
-                round_pair(value.x * kScale, value.y * kScale);
+            *reinterpret_cast<uint32_t*>(row + columns) =
+                round_pair(value.x * factor, value.y * factor);
           },
-          [&](int column, float value) { target[column] = __float2half_rn(value * kScale); });
+          [&](int column, float value) { row[column] = __float2half_rn(value * factor); });
     } else {
-      float* const target = static_cast<float*>(workspace_.rows) + first + lane_column_;
+      float* const row = reinterpret_cast<float*>(target) + lane_column();
       visit(
           pairs,
-          [&](int columns, float2 value) { *reinterpret_cast<float2*>(target + columns) = value; },
-          [&](int column, float value) { target[column] = value; });
+          [&](int columns, float2 value) { *reinterpret_cast<float2*>(row + columns) = value; },
+          [&](int column, float value) { row[column] = value; });
     }
   }
 
   __device__ __forceinline__ void add(const Pairs& pairs, float factor, uint32_t sample) const {
-    float* const target = (workspace_.sums != nullptr
-                               ? workspace_.sums + (sample - range_.first_sample) *
-                                                       output_.row_stride
-                               : static_cast<float*>(output_.data) + sample * output_.row_stride) +
-                          feature_.output_column + lane_column_;
+    float* const row = (workspace_.sums != nullptr
+                            ? workspace_.sums + (sample - range_.first_sample) * output_.row_stride
+                            : static_cast<float*>(output_.data) + sample * output_.row_stride) +
+                       feature_.output_column + lane_column();
     visit(
         pairs,
         [&](int columns, float2 value) {
-          add_pair(target + columns, make_float2(value.x * factor, value.y * factor));
+          add_pair(row + columns, make_float2(value.x * factor, value.y * factor));
         },
-        [&](int column, float value) { atomicAdd(target + column, value * factor); });
+        [&](int column, float value) { atomicAdd(row + column, value * factor); });
+  }
+
+  __device__ __forceinline__ void emit_each(const Pairs& pairs, uint32_t lanes,
+                                            uint32_t slot) const {
+    if (slot != kAddedRow) buffer(pairs, buffered_row_scale<Chain>(), buffered_row<Chain>(workspace_, slot));
+    for (; lanes != 0; lanes &= lanes - 1) {
+      const uint2 lookup = plan_.lookups[lowest_lane(lanes)];
+      const float factor = __uint_as_float(lookup.y);
+      const uint32_t sample = lookup.x & ~kLoneLookup;
+      if ((lookup.x & kLoneLookup) == 0) {
+        if (slot == kAddedRow) add(pairs, factor, sample);
+      } else if (output_.type == ElementType::kFloat32) {
+        store_fp32(pairs, factor, output_row(output_, feature_, sample));
+      } else {
+        store_16_bits(pairs, factor, output_row(output_, feature_, sample));
+      }
+    }
   }
 
   const TiledFeature& feature_;
   const TiledRange& range_;
   const TiledWorkspace& workspace_;
   const PooledOutput& output_;
-  int lane_column_;
-  bool is_fp32_;
-  uint32_t stride_;
-  char* output_row_;
+  const WindowPlan& plan_;
 };
 
 }  // namespace flowtt::cuda

@@ -3,78 +3,109 @@
 
 #pragma once
 
-#include "tensor_core.cuh"
-#include "tiled_params.h"
+#include "tiled_segments.cuh"
 
 namespace flowtt::cuda {
 
-// Counters of `control`: how many windows of each block's range have been taken beside the first
-// of each warp, which need no asking.
+inline constexpr int kWindow = 32;
+
+// The counters of `control`, at most this many: how many windows of each block's range have been
+// taken beside the first of each warp, which need no asking.
 inline constexpr int kMaxQueues = 256;
 
+// In shared memory. Windows do not cross features: first_window[f] is the first of feature f.
+struct Windows {
+  int32_t first_window[kTiledFeaturesPerLaunch + 1];
+  int32_t size;  // lookups of all but a feature's last
+  int32_t per_block;
+  int32_t remainder;  // blocks [0, remainder) have one window more
+  bool has_queues;    // otherwise the windows of a warp are known beforehand
+
+  __device__ __forceinline__ int32_t begin_of(int32_t block) const {
+    return per_block * block + min(block, remainder);
+  }
+};
+
+// Full windows find most ids and prefixes in common, but small batches are better spread over all
+// warps. Called by all threads; ends with a barrier.
+__device__ __forceinline__ void divide_into_windows(Windows& windows, const Segments& segments,
+                                                    int features, int warps, uint32_t disabled) {
+  constexpr int kMinWindow = 8;
+  if (threadIdx.x < 32) {
+    const int lane = threadIdx.x;
+    const int total = segments.first_entry[features];
+    const int all_warps = warps * gridDim.x;
+    const int size = min(max((total + all_warps - 1) / all_warps, kMinWindow), kWindow);
+    const int entries =
+        lane < features ? segments.first_entry[lane + 1] - segments.first_entry[lane] : 0;
+    int up_to = (entries + size - 1) / size;
+#pragma unroll
+    for (int offset = 1; offset < 32; offset *= 2) {
+      const int other = __shfl_up_sync(kAllLanes, up_to, offset);
+      if (lane >= offset) up_to += other;
+    }
+    if (lane < features) windows.first_window[lane + 1] = up_to;
+    if (lane == features - 1) {
+      const int blocks = gridDim.x;
+      windows.first_window[0] = 0;
+      windows.size = size;
+      windows.per_block = up_to / blocks;
+      windows.remainder = up_to % blocks;
+      windows.has_queues = (disabled & kStealingDisabled) == 0 && up_to > blocks * warps;
+    }
+  }
+  __syncthreads();
+}
+
+// One warp's view; called by whole warps.
 class WindowQueue {
  public:
-  // `windows` of the launch, `warps` of a block. For whole warps.
-  __device__ __forceinline__ WindowQueue(uint32_t* counters, int windows, int warps,
-                                         uint32_t disabled)
-      : counters_(counters), windows_(windows), warps_(warps), owner_(blockIdx.x) {
-    const int warp = threadIdx.x / 32;
-    begin_ = begin_of(owner_);
-    end_ = begin_of(owner_ + 1);
-    window_ = begin_ + warp;
-    takes_tickets_ = (disabled & kStealingDisabled) == 0 &&
-                     windows > static_cast<int>(gridDim.x) * warps;
+  __device__ __forceinline__ WindowQueue(const Windows& windows, uint32_t* counters, int warps)
+      : windows_(windows), counters_(counters), warps_(warps), owner_(blockIdx.x) {
+    window_ = windows.begin_of(owner_) + threadIdx.x / 32;
   }
 
   // False when there are no windows left. Otherwise the next ticket is on its way until advance.
   __device__ __forceinline__ bool take() {
-    if (window_ >= end_ && !(takes_tickets_ && steal())) return false;
-    if (takes_tickets_ && threadIdx.x % 32 == 0) ticket_ = atomicAdd(counters_ + owner_, 1u);
+    if (window_ >= windows_.begin_of(owner_ + 1) && !(windows_.has_queues && steal())) return false;
+    if (windows_.has_queues && threadIdx.x % 32 == 0) ticket_ = atomicAdd(counters_ + owner_, 1u);
     return true;
   }
-  __device__ __forceinline__ int window() const { return window_; }
+  __device__ __forceinline__ int32_t window() const { return window_; }
   __device__ __forceinline__ void advance() {
-    window_ = takes_tickets_ ? begin_ + warps_ +
-                                   static_cast<int>(__shfl_sync(kAllLanes, ticket_, 0))
-                             : window_ + warps_;
+    window_ = windows_.has_queues
+                  ? windows_.begin_of(owner_) + warps_ +
+                        static_cast<int32_t>(__shfl_sync(kAllLanes, ticket_, 0))
+                  : window_ + warps_;
   }
 
  private:
-  __device__ __forceinline__ int begin_of(int block) const {
-    return static_cast<int>(static_cast<int64_t>(windows_) * block / gridDim.x);
-  }
-
-  // Takes a window of the block that has most left. One look at all queues; the warps of a block
-  // that run dry together share what they find.
+  // Takes a window of the block that has most left, after one look at all queues.
   __device__ __forceinline__ bool steal() {
-    const int lane = threadIdx.x % 32;
+    const int32_t lane = threadIdx.x % 32;
     for (;;) {
       uint32_t best = 0;  // windows left << 8 | block
-      for (int block = lane; block < static_cast<int>(gridDim.x); block += 32) {
-        const int left = begin_of(block + 1) - begin_of(block) - warps_ -
-                         static_cast<int>(__ldcg(counters_ + block));
+#pragma unroll 1
+      for (int32_t block = lane; block < static_cast<int32_t>(gridDim.x); block += 32) {
+        const int32_t left = windows_.per_block + (block < windows_.remainder ? 1 : 0) - warps_ -
+                             static_cast<int32_t>(__ldcg(counters_ + block));
         if (left > 0) best = max(best, static_cast<uint32_t>(left) << 8 | block);
       }
       best = __reduce_max_sync(kAllLanes, best);
       if (best == 0) return false;
       owner_ = best & 0xffu;
-      begin_ = begin_of(owner_);
-      end_ = begin_of(owner_ + 1);
       if (lane == 0) ticket_ = atomicAdd(counters_ + owner_, 1u);
-      window_ = begin_ + warps_ + static_cast<int>(__shfl_sync(kAllLanes, ticket_, 0));
-      if (window_ < end_) return true;
+      advance();
+      if (window_ < windows_.begin_of(owner_ + 1)) return true;
     }
   }
 
+  const Windows& windows_;
   uint32_t* counters_;
-  int windows_;
-  int warps_;
-  int owner_;
-  int begin_;
-  int end_;
-  int window_;
+  int32_t warps_;
+  int32_t owner_;
+  int32_t window_;
   uint32_t ticket_ = 0;
-  bool takes_tickets_;
 };
 
 }  // namespace flowtt::cuda

@@ -7,45 +7,43 @@
 
 #pragma once
 
-#include "tensor_core.cuh"
-#include "tiled_params.h"
+#include "tiled_queue.cuh"
 
 namespace flowtt::cuda {
 
-inline constexpr int kWindow = 32;
+// Rows whose slices of core 3 are on their way while one is computed.
+#ifndef AHEAD
+#define AHEAD 2
+#endif
+inline constexpr int kRowsAhead = AHEAD;
 
-// A distinct id. `prefix` is where its P_x lies in the tile, a multiple of 512 bytes, and the flags.
+// A distinct id. Its addresses are computed by the lane that looks after it, once, instead of by all
+// lanes when they need them.
 struct __align__(16) PlannedRow {
-  uint32_t third;   // slice of core 3, in bytes
-  uint32_t target;  // kStoreRow: the sample; kBufferRow: the slot; kEmitEach: its lookups' lanes
-  float factor;     // kStoreRow: of the scaled row
-  uint32_t prefix;
+  const char* third;  // slice of core 3
+  uint32_t place;     // of its P_x in the tile, in bytes << 16 | number of the tile << 8 | flags
+  uint32_t unused;
+  uint64_t target;  // where the row goes; kEmitEach: slot or kAddedRow << 32 | its lookups' lanes
+  float factor;     // of the scaled row
 };
-inline constexpr uint32_t kStoreRow = 0;   // the only lookup of a bag of one lookup
-inline constexpr uint32_t kBufferRow = 1;  // lookups of larger bags: to `rows`
-inline constexpr uint32_t kEmitEach = 2;   // any lookups: stored or added, one by one
+inline constexpr uint32_t kStoreFp32 = 0;    // the only lookup is of a bag of one lookup
+inline constexpr uint32_t kBufferRow = 1;    // its lookups are of larger bags
+inline constexpr uint32_t kStore16Bits = 2;  // as kStoreFp32
+inline constexpr uint32_t kEmitEach = 3;     // any lookups, one by one
 inline constexpr uint32_t kRowKind = 3;
 inline constexpr uint32_t kFirstOfPrefix = 4;  // the id before it has another prefix
 inline constexpr uint32_t kFirstOfTile = 8;
-inline constexpr uint32_t kPrefixPlace = ~511u;
+inline constexpr uint32_t kLastRow = 16;
+// With kFirstOfTile: the prefix fills the window, so other windows are likely to have it too.
+inline constexpr uint32_t kHeavyPrefix = 32;
 
-// Up to four prefixes of one i2.
-struct PlannedTile {
-  uint32_t second;    // slice of core 2, in bytes
-  uint32_t prefixes;  // number of the first | how many << 16
-};
-
-// Of one warp, in shared memory. Rows are in the order of their prefixes.
+// Of one warp, in shared memory. Rows are in the order of their prefixes; those after the last have
+// a slice of core 3 too, so that loading ahead needs no end.
 struct WindowPlan {
-  PlannedRow rows[kWindow];
-  PlannedTile tiles[kWindow];
-  uint2 lookups[kWindow];   // {sample | kLoneLookup, factor of the scaled row}
-  uint32_t first[kWindow];  // slice of core 1 of each prefix, in bytes
-};
-
-struct WindowCounts {
-  int rows;
-  int tiles;
+  PlannedRow rows[kWindow + kRowsAhead];
+  uint2 lookups[kWindow];                       // {sample | kLoneLookup, bits of the factor}
+  uint32_t first[kWindow + 1][kTileLookups];    // of each tile: slices of core 1, in bytes
+  uint32_t second[kWindow + 1];                 // its slice of core 2, in bytes
 };
 
 __device__ __forceinline__ uint32_t lanes_before(int lane) { return (1u << lane) - 1; }
@@ -97,49 +95,79 @@ __device__ __forceinline__ int rows_before_prefix(const WindowGroups& groups) {
   return __shfl_sync(kAllLanes, up_to - rows, lowest_lane(groups.prefix));
 }
 
-// Where the row of the lane's id goes. Counts the slots of `rows` that the block has used in
-// `used_slots`, in shared memory.
+// Where the row of the lane's id goes: its kind, and the slot of the lookups that are buffered or
+// kAddedRow. `used_slots`, in shared memory, counts the block's.
 struct RowTarget {
   uint32_t kind;
-  uint32_t target;
+  uint32_t slot;
 };
 
 __device__ __forceinline__ RowTarget choose_target(const WindowGroups& groups,
                                                    const GroupedLookup& lookup,
                                                    const TiledRange& range,
                                                    const TiledWorkspace& workspace,
-                                                   uint32_t first_entry, int32_t* used_slots) {
+                                                   ElementType output_type, uint32_t first_entry,
+                                                   int32_t* used_slots) {
   const int lane = threadIdx.x % 32;
   const bool is_lone = (lookup.sample & kLoneLookup) != 0;
-  const uint32_t lone = __ballot_sync(kAllLanes, is_lone);
-  const int sharers = __popc(groups.id);
-  RowTarget row{kEmitEach, groups.id};
-  if (is_lone && sharers == 1) row = {kStoreRow, lookup.sample & ~kLoneLookup};
+  const uint32_t lone = __ballot_sync(kAllLanes, is_lone) & groups.id;
+  RowTarget row{kEmitEach, kAddedRow};
+  if (is_lone && (groups.id & (groups.id - 1)) == 0) {
+    row.kind = output_type == ElementType::kFloat32 ? kStoreFp32 : kStore16Bits;
+  }
   if (workspace.rows == nullptr) return row;
-  bool buffers = (lone & groups.id) == 0 && sharers >= range.buffered_sharers;
+  const int sharers = __popc(groups.id & ~lone);
+  bool buffers = sharers > 0 && sharers >= range.buffered_sharers;
   const int head = lowest_lane(groups.id);
   uint32_t slot = first_entry + head;
   if (workspace.rows_per_block > 0) {
-    const uint32_t heads =
-        __ballot_sync(kAllLanes, buffers && head == lane);
+    const uint32_t heads = __ballot_sync(kAllLanes, buffers && head == lane);
     int32_t index = 0;
     if (lane == 0 && heads != 0) index = atomicAdd(used_slots, __popc(heads));
     index = __shfl_sync(kAllLanes, index, 0) + __popc(heads & lanes_before(head));
     buffers = buffers && index < workspace.rows_per_block;
     slot = blockIdx.x * workspace.rows_per_block + index;
   }
-  return buffers ? RowTarget{kBufferRow, slot} : row;
+  if (!buffers) return row;
+  return {lone == 0 ? kBufferRow : kEmitEach, slot};
+}
+
+// 2^exponent as the product of two normal numbers, or the nearest that there is.
+__device__ __forceinline__ float scaled(float value, int32_t exponent) {
+  const int32_t half = min(max(exponent >> 1, -126), 127);
+  const int32_t rest = min(max(exponent - half, -126), 127);
+  return value * __int_as_float((half + 127) << 23) * __int_as_float((rest + 127) << 23);
+}
+
+// Addresses of rows.
+__device__ __forceinline__ uint64_t output_row(const PooledOutput& output,
+                                               const TiledFeature& feature, uint32_t sample) {
+  const int element = output.type == ElementType::kFloat32 ? 4 : 2;
+  return reinterpret_cast<uint64_t>(output.data) +
+         (sample * output.row_stride + feature.output_column) * element;
+}
+
+template <typename Chain>
+__device__ __forceinline__ uint64_t buffered_row(const TiledWorkspace& workspace, uint32_t slot) {
+  constexpr int kElement = Chain::kParts == 1 ? 2 : 4;
+  return reinterpret_cast<uint64_t>(workspace.rows) +
+         static_cast<uint64_t>(slot) * (workspace.buffered_row_elements * kElement);
+}
+
+// What a scaled row is multiplied by when it is buffered.
+template <typename Chain>
+__device__ __forceinline__ constexpr float buffered_row_scale() {
+  return Chain::kParts == 1 ? 1.0f / (1 << kBufferedRowShift) : 1.0f;
 }
 
 // Plans the window of `count` lookups that starts at `first_entry`; `lookup` is the lane's. Called
 // by whole warps; the plan is complete after a __syncwarp.
 template <typename Chain>
-__device__ __forceinline__ WindowCounts plan_window(WindowPlan& plan, const GroupedLookup& lookup,
-                                                    const TiledFeature& feature,
-                                                    const TiledRange& range,
-                                                    const TiledWorkspace& workspace,
-                                                    uint32_t first_entry, int count,
-                                                    int32_t* used_slots) {
+__device__ __forceinline__ void plan_window(WindowPlan& plan, const GroupedLookup& lookup,
+                                            const TiledFeature& feature, const TiledRange& range,
+                                            const TiledWorkspace& workspace,
+                                            const PooledOutput& output, uint32_t first_entry,
+                                            int count, int32_t* used_slots) {
   const int lane = threadIdx.x % 32;
   const uint32_t i1 = lookup.outer & 0xffffu;
   const uint32_t i3 = lookup.outer >> 16;
@@ -156,46 +184,49 @@ __device__ __forceinline__ WindowCounts plan_window(WindowPlan& plan, const Grou
   const int prefix = __popc(groups.first_of_prefixes & lanes_before(first_lane));
   const int run = highest_lane(groups.first_of_runs & (2u * lanes_before(first_lane) + 1u));
   const int prefix_of_run = prefix - __popc(groups.first_of_prefixes & lanes_before(run));
-  const bool starts_tile = first_lane == lane && prefix_of_run % kTileLookups == 0;
-  const uint32_t tiles = __ballot_sync(kAllLanes, starts_tile);
+  const int x = prefix_of_run % kTileLookups;
+  const uint32_t tiles = __ballot_sync(kAllLanes, first_lane == lane && x == 0);
+  const int tile = __popc(tiles & (2u * lanes_before(first_lane) + 1u)) - 1;
   if (first_lane == lane) {
-    plan.first[prefix] = feature.packed[0] * static_cast<uint32_t>(sizeof(__half)) +
-                         i1 * Chain::kFirstSlice;
-  }
-  if (starts_tile) {
-    const uint32_t later_runs = groups.first_of_runs & ~(2u * lanes_before(lane) + 1u);
-    const uint32_t up_to_next = later_runs != 0 ? lanes_before(lowest_lane(later_runs)) : kAllLanes;
-    const int end = __popc(groups.first_of_prefixes & up_to_next);
-    plan.tiles[__popc(tiles & lanes_before(lane))] = {
-        feature.packed[1] * static_cast<uint32_t>(sizeof(__half)) +
-            lookup.i2 * Chain::kSecondSlice,
-        static_cast<uint32_t>(prefix) | static_cast<uint32_t>(min(end - prefix, kTileLookups))
-                                            << 16};
+    plan.first[tile][x] = feature.packed[0] * static_cast<uint32_t>(sizeof(__half)) +
+                          i1 * Chain::kFirstSlice;
+    plan.second[tile] = feature.packed[1] * static_cast<uint32_t>(sizeof(__half)) +
+                        lookup.i2 * Chain::kSecondSlice;
   }
 
   const uint32_t ids_before = groups.prefix & groups.first_of_ids & lanes_before(lane);
   const int rank = rows_before_prefix(groups) + __popc(ids_before);
+  const int rows = __popc(groups.first_of_ids);
   const RowTarget target =
-      choose_target(groups, lookup, range, workspace, first_entry, used_slots);
-  const float factor = ldexpf(weight, -exponent);
+      choose_target(groups, lookup, range, workspace, output.type, first_entry, used_slots);
+  const float factor = scaled(weight, -exponent);
   plan.lookups[lane] = make_uint2(lookup.sample, __float_as_uint(factor));
+  const char* third = Chain::packed(
+      workspace, 0, feature.packed[2] * static_cast<uint32_t>(sizeof(__half)) + i3 * Chain::kThirdSlice);
   if ((groups.first_of_ids >> lane & 1) != 0) {
-    const bool first_of_prefix = ids_before == 0;
-    plan.rows[rank] = {
-        feature.packed[2] * static_cast<uint32_t>(sizeof(__half)) + i3 * Chain::kThirdSlice,
-        target.target, factor,
-        prefix_of_run % kTileLookups * Chain::kPrefix | target.kind |
-            (first_of_prefix ? kFirstOfPrefix : 0) |
-            (first_of_prefix && prefix_of_run % kTileLookups == 0 ? kFirstOfTile : 0)};
+    PlannedRow row;
+    row.third = third;
+    row.place = x * Chain::kPrefix << 16 | tile << 8 | target.kind |
+                (ids_before == 0 ? kFirstOfPrefix : 0) |
+                (ids_before == 0 && x == 0 ? kFirstOfTile : 0) | (rank == rows - 1 ? kLastRow : 0) |
+                (groups.prefix == kAllLanes && (range.disabled & kCheckpointsDisabled) == 0 ? kHeavyPrefix : 0);
+    row.unused = 0;
+    row.target = output_row(output, feature, lookup.sample & ~kLoneLookup);
+    row.factor = factor;
+    if (target.kind == kBufferRow) {
+      row.target = buffered_row<Chain>(workspace, target.slot);
+      row.factor = buffered_row_scale<Chain>();
+    } else if (target.kind == kEmitEach) {
+      row.target = static_cast<uint64_t>(target.slot) << 32 | groups.id;
+    }
+    plan.rows[rank] = row;
   }
+  if (lane < kRowsAhead) plan.rows[rows + lane].third = third;
   if (workspace.rows != nullptr && lane < count && (lookup.sample & kLoneLookup) == 0) {
-    constexpr int kShift = Chain::kParts == 1 ? kBufferedRowShift : 0;
-    const float buffered_factor = factor * static_cast<float>(1 << kShift);
-    workspace.row_of_lookup[lookup.position] =
-        target.kind == kBufferRow ? make_uint2(target.target, __float_as_uint(buffered_factor))
-                                  : make_uint2(kAddedRow, 0u);
+    workspace.row_of_lookup[lookup.position] = make_uint2(
+        target.slot,
+        target.slot != kAddedRow ? __float_as_uint(factor / buffered_row_scale<Chain>()) : 0u);
   }
-  return {__popc(groups.first_of_ids), __popc(tiles)};
 }
 
 }  // namespace flowtt::cuda
