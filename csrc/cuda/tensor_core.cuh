@@ -27,8 +27,7 @@ __device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], 
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
       "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
       : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1),
-        "f"(0.0f));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
 }
 
 // Two values rounded to fp16, the first in the lower half.
@@ -55,15 +54,6 @@ __device__ __forceinline__ void load_words(uint32_t (&words)[kWords], const void
     const uint2 loaded = __ldg(static_cast<const uint2*>(source));
     words[0] = loaded.x, words[1] = loaded.y;
   }
-}
-
-// Brings the sector that holds `source` into the L1 cache: a copy to a place in shared memory that
-// nobody reads, since a load without a use would not survive the compiler.
-__device__ __forceinline__ void touch(uint32_t& unused, const void* source) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(
-                   static_cast<uint32_t>(__cvta_generic_to_shared(&unused))),
-               "l"(source)
-               : "memory");
 }
 
 // Shared memory by 32-bit addresses.

@@ -69,8 +69,7 @@ struct TiledChain {
 
   static __device__ __forceinline__ const char* packed(const TiledWorkspace& workspace, int part,
                                                        uint32_t offset) {
-    return reinterpret_cast<const char*>(part == 0 ? workspace.packed_high
-                                                   : workspace.packed_low) +
+    return reinterpret_cast<const char*>(part == 0 ? workspace.packed_high : workspace.packed_low) +
            offset;
   }
 
@@ -87,11 +86,12 @@ struct TiledChain {
   }
 
   static __device__ __forceinline__ void load_second_part(SecondPart& second,
-                                                           const TiledWorkspace& workspace,
-                                                           int part, uint32_t offset, int b) {
+                                                          const TiledWorkspace& workspace, int part,
+                                                          uint32_t offset, int b) {
 #pragma unroll
     for (int u = 0; u < kTiles; ++u) {
-      load_words(second.words[u], packed(workspace, part, offset) + (b * kTiles + u) * second_offset(32));
+      load_words(second.words[u],
+                 packed(workspace, part, offset) + (b * kTiles + u) * second_offset(32));
     }
   }
 
@@ -102,15 +102,15 @@ struct TiledChain {
     for (int b = 0; b < kHeld; ++b) load_second_part(second.parts[b], workspace, 0, offset, b);
   }
 
-  // `source`: the slice plus third_offset; `low`: from there to the low part.
-  static __device__ __forceinline__ void load_third(Third& third, const char* source, int64_t low) {
-    load_words(third.words[0], source);
-    if constexpr (kThreeProducts) load_words(third.words[kParts - 1], source + low);
+  static __device__ __forceinline__ void load_third(Third& third, const TiledWorkspace& workspace,
+                                                    uint32_t offset) {
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) load_words(third.words[i], packed(workspace, i, offset));
   }
 
-  // Where the lane writes the P of its prefix for b = 0, in bytes from the tile's start: lane (g, t)
-  // writes rows 4 a + b and 4 a + b + 8 of prefix g / 2, a = g % 2, one vector. Rows with odd a are
-  // exchanged in pairs, or two of them would meet in the same banks.
+  // Where the lane writes the P of its prefix for b = 0, in bytes from the tile's start: lane (g,
+  // t) writes rows 4 a + b and 4 a + b + 8 of prefix g / 2, a = g % 2, one vector. Rows with odd a
+  // are exchanged in pairs, or two of them would meet in the same banks.
   static __device__ __forceinline__ uint32_t written_offset(int lane) {
     return lane / 8 * kPrefix + lane / 4 % 2 * (256 + 64) + lane % 4 * 16;
   }
@@ -164,8 +164,8 @@ struct TiledChain {
       stage1<!kThreeProducts>(p, first.words[0], second_high);
 #pragma unroll
       for (int k = 0; k < kSteps2; ++k) {
-        const float(&p0)[4] = p[2 * k];
-        const float(&p1)[4] = p[2 * k + 1];
+        const float (&p0)[4] = p[2 * k];
+        const float (&p1)[4] = p[2 * k + 1];
         const uint4 high = make_uint4(round_pair(p0[0], p0[1]), round_pair(p0[2], p0[3]),
                                       round_pair(p1[0], p1[1]), round_pair(p1[2], p1[3]));
         const uint32_t vector = (written ^ b % 2 * 64) + b / 2 * 128 + k * 512;
@@ -220,7 +220,7 @@ struct TiledChain {
   static __device__ __forceinline__ int row_column(int lane) {
     const int g = lane / 4;
     const int t = lane % 4;
-    return kQ3 == 8 ? 8 * g + 2 * t : 4 * (g + t / 2 * 8) + t % 2 * 2;
+    return kQ3 == 8 ? 2 * lane : 4 * (g + t / 2 * 8) + t % 2 * 2;
   }
   static __device__ __forceinline__ void own_pairs(float2 (&pairs)[kPairs], const float (&row)[4],
                                                    int lane) {

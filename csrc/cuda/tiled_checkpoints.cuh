@@ -22,9 +22,8 @@ class Checkpoint {
   __device__ __forceinline__ Checkpoint(const TiledWorkspace& workspace, uint32_t first,
                                         uint32_t second)
       : key_(static_cast<uint64_t>(first) << 32 | second | 2) {
-    constexpr uint32_t kPlaces = kCheckpointBytes / kBytes < kMaxCheckpoints
-                                     ? kCheckpointBytes / kBytes
-                                     : kMaxCheckpoints;
+    constexpr uint32_t kPlaces =
+        kCheckpointBytes / kBytes < kMaxCheckpoints ? kCheckpointBytes / kBytes : kMaxCheckpoints;
     const uint32_t hash =
         first / Chain::kFirstSlice * 0x9e3779b1u ^ second / Chain::kSecondSlice * 0x85ebca6bu;
     const uint32_t place = (hash >> 8) % kPlaces;
@@ -49,7 +48,7 @@ class Checkpoint {
   __device__ __forceinline__ void load(typename Chain::Prefix& prefix) const {
 #pragma unroll
     for (int i = 0; i < Chain::kParts * Chain::kSteps2; ++i) {
-      uint32_t(&words)[4] = prefix.words[i / Chain::kSteps2][i % Chain::kSteps2];
+      uint32_t (&words)[4] = prefix.words[i / Chain::kSteps2][i % Chain::kSteps2];
       const uint4 v = __ldcg(reinterpret_cast<const uint4*>(product_ + i * 512));
       words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
     }
@@ -58,7 +57,7 @@ class Checkpoint {
   __device__ __forceinline__ void publish(const typename Chain::Prefix& prefix) const {
 #pragma unroll
     for (int i = 0; i < Chain::kParts * Chain::kSteps2; ++i) {
-      const uint32_t(&words)[4] = prefix.words[i / Chain::kSteps2][i % Chain::kSteps2];
+      const uint32_t (&words)[4] = prefix.words[i / Chain::kSteps2][i % Chain::kSteps2];
       __stcg(reinterpret_cast<uint4*>(product_ + i * 512),
              make_uint4(words[0], words[1], words[2], words[3]));
     }

@@ -25,10 +25,8 @@ __device__ __forceinline__ void contract_window(const Tile& tile, uint32_t plan,
                                                 const TiledWorkspace& workspace,
                                                 const RowEmitter<Chain, kExact>& emitter) {
   // A lane's places. Planning needs registers too, so they are held from here on only.
-  const Tile read_tile = tile.held_at(Chain::read_offset(threadIdx.x % 32));
+  const Tile read_tile = tile.at(Chain::read_offset(threadIdx.x % 32));
   const uint32_t third_lane = Chain::third_offset(threadIdx.x % 32);
-  const int64_t low = reinterpret_cast<const char*>(workspace.packed_low) -
-                      reinterpret_cast<const char*>(workspace.packed_high);
   const auto first_slice = [&](uint32_t tile_number, int x) {
     return load_shared_word(plan + offsetof(WindowPlan, first) +
                             (tile_number * kTileLookups + x) * sizeof(uint32_t));
@@ -41,15 +39,11 @@ __device__ __forceinline__ void contract_window(const Tile& tile, uint32_t plan,
   uint32_t row_address = plan + offsetof(WindowPlan, rows);
   uint32_t place[kRowsAhead];
   typename Chain::Third third[kRowsAhead];
-  // The slice of core 3 and the place of the row at this address.
-  const auto load_row = [&](typename Chain::Third& third, uint32_t& place, uint4 row) {
-    const uint64_t source = static_cast<uint64_t>(row.y) << 32 | row.x;
-    Chain::load_third(third, reinterpret_cast<const char*>(source) + third_lane, low);
-    place = row.z;
-  };
 #pragma unroll
   for (int i = 0; i < kRowsAhead; ++i) {
-    load_row(third[i], place[i], load_shared_vector(row_address + i * sizeof(PlannedRow)));
+    const uint2 row = load_shared_pair(row_address + i * sizeof(PlannedRow));
+    Chain::load_third(third[i], workspace, row.x + third_lane);
+    place[i] = row.y;
   }
   typename Chain::First first;
   load_first(first, 0);
@@ -87,30 +81,26 @@ __device__ __forceinline__ void contract_window(const Tile& tile, uint32_t plan,
     } else if ((own_place & kFirstOfPrefix) != 0) {
       Chain::load_prefix(prefix, read_tile, own_place >> 16);
     }
-    const uint4 tail = load_shared_vector(row_address + offsetof(PlannedRow, target));
+    const uint2 tail = load_shared_pair(row_address + offsetof(PlannedRow, target));
     row_address += sizeof(PlannedRow);
-    const uint4 next = load_shared_vector(row_address + (kRowsAhead - 1) * sizeof(PlannedRow));
+    const uint2 next = load_shared_pair(row_address + (kRowsAhead - 1) * sizeof(PlannedRow));
     float columns[4];
     Chain::compute_row(columns, prefix, third);
-    load_row(third, place, next);
-    emitter.emit(columns, own_place, static_cast<uint64_t>(tail.y) << 32 | tail.x,
-                 __uint_as_float(tail.z));
+    Chain::load_third(third, workspace, next.x + third_lane);
+    place = next.y;
+    emitter.emit(columns, own_place, tail.x, tail.y);
     return (own_place & kLastRow) != 0;
   };
-#if AHEAD == 2
+  static_assert(kRowsAhead == 2);
   while (!step(place[0], third[0]) && !step(place[1], third[1])) {
   }
-#else
-  while (!step(place[0], third[0]) && !step(place[1], third[1]) && !step(place[2], third[2])) {
-  }
-#endif
   if (publishes) {
     Checkpoint<Chain>(workspace, first_slice(0, 0), second_slice(0)).publish(prefix);
   }
 }
 
-template <int kRank1, int kRank2, int kQ3, bool kThreeProducts, bool kExact, bool kFused,
-          int kHeld, int kWarps>
+template <int kRank1, int kRank2, int kQ3, bool kThreeProducts, bool kExact, bool kFused, int kHeld,
+          int kWarps>
 __global__ void __launch_bounds__(kWarps * 32, 1)
     tiled_contract_kernel(const __grid_constant__ TiledGroup group,
                           const __grid_constant__ BagBatch batch,
@@ -122,7 +112,6 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
   __shared__ Segments segments;
   __shared__ Windows windows;
   __shared__ int32_t used_slots;
-  __shared__ uint32_t touched[32];
   extern __shared__ __align__(128) char warp_storage[];
   const int lane = threadIdx.x % 32;
   Storage& storage = reinterpret_cast<Storage*>(warp_storage)[threadIdx.x / 32];
@@ -152,17 +141,11 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
     const uint4 entry = __ldg(reinterpret_cast<const uint4*>(workspace.entries) + first_entry +
                               min(lane, count - 1));
     const GroupedLookup lookup{entry.x, entry.y, entry.z, entry.w};
-    const uint32_t slice = feature.packed[1] * static_cast<uint32_t>(sizeof(__half)) +
-                           __shfl_sync(kAllLanes, lookup.i2, 0) * Chain::kSecondSlice;
-    // The largest loads come from L2 while the window is planned.
-#pragma unroll
-    for (uint32_t sector = 0; sector < Chain::kSecondSlice; sector += 32 * 32) {
-      touch(touched[lane], Chain::packed(workspace, 0, slice + sector + lane * 32));
-    }
     __syncwarp();  // the last window's plan has been read
     plan_window<Chain>(storage.plan, lookup, feature, range, workspace, output, first_entry, count,
                        &used_slots);
     __syncwarp();
+    queue.ask();
     const RowEmitter<Chain, kExact> emitter(feature, range, workspace, output, storage.plan);
     const uint32_t plan = hold(shared_address(&storage.plan));
     if constexpr (kFused) {

@@ -1,4 +1,4 @@
-// How the contraction is launched.
+// Host side of the contraction: its kernels and their launch.
 
 #pragma once
 
@@ -9,29 +9,25 @@
 
 namespace flowtt::cuda {
 
-#ifndef WARPS
-#define WARPS 16
-#endif
-#ifndef WARPS3
-#define WARPS3 16
-#endif
-#ifndef HELD
-#define HELD 4
-#endif
-#ifndef HELD3
-#define HELD3 0
-#endif
+// What is fastest of what the registers allow: warps of a block, and how many of the four b of a
+// slice of core 2 each warp holds.
+template <int kRank, bool kThreeProducts>
+struct ContractShape {
+  static constexpr int kWarps = kRank == 32 ? 16 : kThreeProducts ? 20 : 24;
+  static constexpr int kHeld = kThreeProducts ? 0 : 4;
+};
+
 template <int kRank1, int kRank2, int kQ3, bool kThreeProducts, bool kExact, bool kFused>
 cudaError_t launch_contract_kernel(const TiledLaunch& launch) {
-  constexpr int kWarps = kThreeProducts ? WARPS3 : WARPS;
-  constexpr int kHeld = kThreeProducts ? HELD3 : HELD;
+  using Shape = ContractShape<kRank1, kThreeProducts>;
+  constexpr int kWarps = Shape::kWarps;
   const int64_t lookups = launch.range.end_lookup - launch.range.first_lookup;
   constexpr int64_t kFewest = 8;  // lookups that are worth a block
   const int64_t blocks = std::min<int64_t>(
       {launch.plan.multiprocessors, kMaxQueues, (lookups + kFewest - 1) / kFewest});
-  constexpr auto kernel =
-      tiled_contract_kernel<kRank1, kRank2, kQ3, kThreeProducts, kExact, kFused, kHeld, kWarps>;
-  using Chain = TiledChain<kRank1, kRank2, kQ3, kThreeProducts, kHeld>;
+  constexpr auto kernel = tiled_contract_kernel<kRank1, kRank2, kQ3, kThreeProducts, kExact, kFused,
+                                                Shape::kHeld, kWarps>;
+  using Chain = TiledChain<kRank1, kRank2, kQ3, kThreeProducts, Shape::kHeld>;
   constexpr size_t kSharedBytes = kWarps * sizeof(WarpStorage<Chain, kFused>);
   static_assert(kWarps * Chain::kTile <= kScratchBytesPerMultiprocessor);
   const cudaError_t error = cudaFuncSetAttribute(

@@ -4,7 +4,8 @@
 //
 // With R a rank padded to a multiple of 16, lane (g, t) = (lane / 4, lane % 4) and e < R / 4:
 //   core 1  [i1][step k < R1 / 16][a < 2][t][8]      element e: row a + 2 (e / 2 % 2) of the slice,
-//                                                    right rank (R1 / 4) t + 4 k + 2 (e / 4) + e % 2
+//                                                    right rank (R1 / 4) t + 4 k + 2 (e / 4) + e %
+//                                                    2
 //   core 2  [i2][b < 4][u < R2 / 8][lane][R1 / 4]    element e: row (R1 / 4) t + e of the slice,
 //                                                    right rank (R2 / 4) (g / 2) + 2 u + g % 2
 //   core 3  [i3][column < Q3][t][R2 / 4]             element e: row (R2 / 4) t + e

@@ -65,36 +65,42 @@ class WindowQueue {
     window_ = windows.begin_of(owner_) + threadIdx.x / 32;
   }
 
-  // False when there are no windows left. Otherwise the next ticket is on its way until advance.
+  // False when there are no windows left.
   __device__ __forceinline__ bool take() {
-    if (window_ >= windows_.begin_of(owner_ + 1) && !(windows_.has_queues && steal())) return false;
+    return window_ < windows_.begin_of(owner_ + 1) || (windows_.has_queues && steal());
+  }
+  // Draws the ticket of the next window, some time before it is needed by advance.
+  __device__ __forceinline__ void ask() {
     if (windows_.has_queues && threadIdx.x % 32 == 0) ticket_ = atomicAdd(counters_ + owner_, 1u);
-    return true;
   }
   __device__ __forceinline__ int32_t window() const { return window_; }
   __device__ __forceinline__ void advance() {
-    window_ = windows_.has_queues
-                  ? windows_.begin_of(owner_) + warps_ +
-                        static_cast<int32_t>(__shfl_sync(kAllLanes, ticket_, 0))
-                  : window_ + warps_;
+    window_ = windows_.has_queues ? windows_.begin_of(owner_) + warps_ +
+                                        static_cast<int32_t>(__shfl_sync(kAllLanes, ticket_, 0))
+                                  : window_ + warps_;
   }
 
  private:
-  // Takes a window of the block that has most left, after one look at all queues.
+  // Takes a window of another block: the next one that has some left, so that not all warps that
+  // run dry meet at the same queue.
   __device__ __forceinline__ bool steal() {
     const int32_t lane = threadIdx.x % 32;
+    const int32_t blocks = gridDim.x;
     for (;;) {
-      uint32_t best = 0;  // windows left << 8 | block
-#pragma unroll 1
-      for (int32_t block = lane; block < static_cast<int32_t>(gridDim.x); block += 32) {
+      uint32_t nearest = ~0u;  // distance << 8 | block
+#pragma unroll
+      for (int32_t first = 0; first < kMaxQueues; first += 32) {
+        const int32_t block = first + lane;
+        if (block >= blocks) break;
         const int32_t left = windows_.per_block + (block < windows_.remainder ? 1 : 0) - warps_ -
                              static_cast<int32_t>(__ldcg(counters_ + block));
-        if (left > 0) best = max(best, static_cast<uint32_t>(left) << 8 | block);
+        const int32_t distance = block - owner_ + (block < owner_ ? blocks : 0);
+        if (left > 0) nearest = min(nearest, static_cast<uint32_t>(distance) << 8 | block);
       }
-      best = __reduce_max_sync(kAllLanes, best);
-      if (best == 0) return false;
-      owner_ = best & 0xffu;
-      if (lane == 0) ticket_ = atomicAdd(counters_ + owner_, 1u);
+      nearest = __reduce_min_sync(kAllLanes, nearest);
+      if (nearest == ~0u) return false;
+      owner_ = nearest & 0xffu;
+      ask();
       advance();
       if (window_ < windows_.begin_of(owner_ + 1)) return true;
     }

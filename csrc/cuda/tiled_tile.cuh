@@ -10,9 +10,7 @@ namespace flowtt::cuda {
 struct SharedTile {
   uint32_t address;
 
-  __device__ __forceinline__ SharedTile held_at(uint32_t offset) const {
-    return {hold(address + offset)};
-  }
+  __device__ __forceinline__ SharedTile at(uint32_t offset) const { return {address + offset}; }
   __device__ __forceinline__ uint4 load(uint32_t offset) const {
     return load_shared_vector(address + offset);
   }
@@ -24,9 +22,7 @@ struct SharedTile {
 struct ScratchTile {
   uint64_t address;
 
-  __device__ __forceinline__ ScratchTile held_at(uint32_t offset) const {
-    return {hold(address + offset)};
-  }
+  __device__ __forceinline__ ScratchTile at(uint32_t offset) const { return {address + offset}; }
   __device__ __forceinline__ uint4 load(uint32_t offset) const {
     uint4 v;
     asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
