@@ -3,7 +3,9 @@
 // m16n8k16.
 //
 // With R a rank padded to a multiple of 16, lane (g, t) = (lane / 4, lane % 4) and e < R / 4:
-//   core 1  [i1][row a < 4][R1]                      natural order
+//   core 1  [i1][step k < R1 / 16][a < 2][t][8]      element e: row a + 2 (e / 2 % 2) of the slice,
+//                                                    right rank (R1 / 4) t + 4 k + 2 (e / 4) + e %
+//                                                    2
 //   core 2  [i2][b < 4][u < R2 / 8][lane][R1 / 4]    element e: row (R1 / 4) t + e of the slice,
 //                                                    right rank (R2 / 4) (g / 2) + 2 u + g % 2
 //   core 3  [i3][column < Q3][t][R2 / 4]             element e: row (R2 / 4) t + e
@@ -57,8 +59,9 @@ struct SliceLayout {
     const int q2 = kFull ? kMaxTiledQ : feature.q[1];
     const int q3 = kFull ? kQ3 : feature.q[2];
     if constexpr (kCore == 0) {
-      const int a = v / 4;
-      const int k = kElements * (v % 4) + e;
+      const int place = kElements * v + e;
+      const int a = place / 32 % 2 + place / 2 % 2 * 2;
+      const int k = kElements * (place / 8 % 4) + place / 64 * 4 + place / 4 % 2 * 2 + place % 2;
       return a < q1 && k < r1 ? to_accumulator<float>(slice[a * r1 + k]) : 0.0f;
     } else if constexpr (kCore == 1) {
       const int lane = v % 32;
