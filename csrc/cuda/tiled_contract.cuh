@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstddef>
-#include <utility>
 
 #include "tiled_checkpoints.cuh"
 #include "tiled_emission.cuh"
@@ -92,10 +91,8 @@ __device__ __forceinline__ void contract_window(const Tile& tile, uint32_t plan,
     return (own_place & kLastRow) != 0;
   };
   // Each place of the unrolled loop has registers of its own for what is on its way.
-  const auto round = [&]<int... kPlaces>(std::integer_sequence<int, kPlaces...>) {
-    return (step(place[kPlaces], third[kPlaces]) || ...);
-  };
-  while (!round(std::make_integer_sequence<int, kRowsAhead>())) {
+  static_assert(kRowsAhead == 2);
+  while (!step(place[0], third[0]) && !step(place[1], third[1])) {
   }
   if (publishes) {
     Checkpoint<Chain>(workspace, first_slice(0, 0), second_slice(0)).publish(prefix);
@@ -127,8 +124,9 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
   load_segments(segments, group, batch, range);
   // Offsets out of order can make features overlap; the preparation reports them.
   if (segments.first_entry[group.count] > range.end_lookup - range.first_lookup) return;
-  divide_into_windows(windows, segments, group.count, kWarps, range.disabled);
-  WindowQueue queue(windows, workspace.control, kWarps);
+  const int warps = blockDim.x / 32;  // kWarps where shared memory allows it
+  divide_into_windows(windows, segments, group.count, warps, range.disabled);
+  WindowQueue queue(windows, workspace.control, warps);
   wait_for_previous_kernel();
 
   typename Chain::Second second;
@@ -160,7 +158,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
                                      workspace, emitter);
     } else {
       char* const tile = static_cast<char*>(workspace.scratch) +
-                         (blockIdx.x * kWarps + threadIdx.x / 32) * Chain::kTile;
+                         (blockIdx.x * warps + threadIdx.x / 32) * Chain::kTile;
       contract_window<Chain, kExact>(ScratchTile{reinterpret_cast<uint64_t>(tile)}, plan, own_lane,
                                      second, resident, workspace, emitter);
     }
