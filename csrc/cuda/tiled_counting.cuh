@@ -28,7 +28,8 @@ inline constexpr int64_t kMaxNarrowRows = int64_t{1} << 31;
 
 // In shared memory.
 struct GroupingScratch {
-  alignas(16) uint32_t counts[kMaxTiledBins];  // the block's lookups of each bin of the part
+  // The block's lookups of each bin of the part, then the places of the first of them.
+  alignas(16) uint32_t counts[kMaxTiledBins];
   uint32_t places[kMaxTiledBins];  // of each block's first lookup of each bin of this block's share
   uint2 lookups[kMaxChunk];        // {number in the chunk | bin of the part << 16, rank in its bin}
   uint32_t taken;                  // how many of them

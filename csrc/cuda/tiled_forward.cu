@@ -199,6 +199,11 @@ cudaError_t launch_tiled_forward(const TiledPlan& plan, const BagBatch& batch,
   TiledRange range{};
   range.disabled = plan.disabled;
   range.buffered_sharers = plan.buffered_sharers;
+  const int64_t bags = batch.num_features * batch.batch_size;
+  if (batch.nnz > 0 && batch.nnz % bags == 0 && batch.nnz / bags < int64_t{1} << 31) {
+    range.bag_length = static_cast<uint32_t>(batch.nnz / bags);
+    range.bag_reciprocal = bag_reciprocal(range.bag_length);
+  }
   bool packs_cores = true;
   for (int64_t sample = 0; sample < batch.batch_size; sample += plan.samples_per_range) {
     range.first_sample = sample;

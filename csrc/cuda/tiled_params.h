@@ -72,6 +72,10 @@ struct Divisor {
   uint32_t shift;
 };
 
+constexpr uint32_t bag_reciprocal(uint32_t bag_length) {
+  return bag_length > 1 ? 0xffffffffu / bag_length : 0xffffffffu;
+}
+
 // One feature of a launch and the table it looks up. Features that share a table share its packed
 // cores too. Arrays have one element per core.
 struct TiledFeature {
@@ -112,7 +116,11 @@ struct TiledRange {
   int64_t first_lookup;
   int64_t end_lookup;
   int32_t run_lookups;  // the most that one cluster sorts in one go
-  uint32_t disabled;    // mechanisms that are switched off
+  // The length that all bags of the call have, if they have one length, or 0, and 2^32 divided by
+  // it, rounded down, at most 2^32 - 1.
+  uint32_t bag_length;
+  uint32_t bag_reciprocal;
+  uint32_t disabled;  // mechanisms that are switched off
   // Rows that at least this many lookups of a window share are buffered, others added to the sum.
   // 1: all rows are buffered.
   int32_t buffered_sharers;

@@ -3,7 +3,7 @@
 //
 // A row is read by as many lanes as it has vectors of 8 columns; the other lanes of a warp sum
 // other bags, or, when one of these is long, other rows of the same bag. Very long bags are cut
-// into pieces of kPoolPiece lookups, one a warp; the last warp to finish adds up the pieces.
+// into pieces of kPoolPiece lookups; the warp that finishes the last piece adds them up.
 
 #pragma once
 
@@ -29,11 +29,6 @@ struct PoolPass {
 struct PooledColumns {
   float sum[kPoolColumns];
 };
-
-__device__ __forceinline__ void add_columns(PooledColumns& to, const PooledColumns& from) {
-#pragma unroll
-  for (int j = 0; j < kPoolColumns; ++j) to.sum[j] += from.sum[j];
-}
 
 // One lane's columns of a buffered row.
 template <typename row_t>
@@ -94,16 +89,21 @@ struct PoolLane {
 
 // Adds the rows of the lookups [begin, end) of the range, a page of lane.lanes at a time, and so on
 // `step` lookups later. Each lane of a part fetches where one row of the page is, a page ahead.
-// Called by all lanes of a warp; parts may have different lookups. rows: the lane's columns, or
-// null if it has none.
+// Called by all lanes of a warp; parts may have different lookups. rows: the lane's columns;
+// has_columns: whether it has any.
 template <typename row_t>
 __device__ __forceinline__ void sum_rows(PooledColumns& columns, const TiledWorkspace& workspace,
-                                         const row_t* rows, const PoolLane& lane, int32_t begin,
-                                         int32_t end, int32_t step) {
+                                         const row_t* rows, bool has_columns, const PoolLane& lane,
+                                         int32_t begin, int32_t end, int32_t step) {
   constexpr int kInFlight = RowVector<row_t>::kInFlight;
+  const uint32_t row_bytes = workspace.buffered_row_elements * sizeof(row_t);
+  // The factor of a row that was added is of no meaning.
   const auto fetch = [&](int32_t page) {
     const int32_t lookup = page + lane.index;
-    return lookup < end ? workspace.row_of_lookup[lookup] : make_uint2(kAddedRow, 0);
+    uint2 target = make_uint2(kAddedRow, 0);
+    if (lookup < end) target = workspace.row_of_lookup[lookup];
+    if (target.x == kAddedRow) target.y = 0;
+    return target;
   };
   const int32_t longest = __reduce_max_sync(kAllLanes, max(end - begin, 0));
   uint2 next = fetch(begin);
@@ -115,20 +115,28 @@ __device__ __forceinline__ void sum_rows(PooledColumns& columns, const TiledWork
 #pragma unroll 1
     for (int32_t at = 0; at < page; at += kInFlight) {
       RowVector<row_t> row[kInFlight];
+      // The second half of a batch may have no rows at all.
 #pragma unroll
-      for (int i = 0; i < kInFlight; ++i) {
-        const uint32_t slot = __shfl_sync(kAllLanes, target.x, at + i, lane.lanes);
-        row[i].clear();
-        if (slot != kAddedRow && rows != nullptr) {
-          row[i].load(rows + static_cast<int64_t>(slot) * workspace.buffered_row_elements);
+      for (int half = 0; half < 2; ++half) {
+        if (half == 1 && at + kInFlight / 2 >= page) break;
+#pragma unroll
+        for (int i = half * (kInFlight / 2); i < (half + 1) * (kInFlight / 2); ++i) {
+          const uint32_t slot = __shfl_sync(kAllLanes, target.x, at + i, lane.lanes);
+          row[i].clear();
+          if (slot != kAddedRow && has_columns) {
+            row[i].load(reinterpret_cast<const row_t*>(reinterpret_cast<const char*>(rows) +
+                                                       static_cast<uint64_t>(slot) * row_bytes));
+          }
         }
       }
 #pragma unroll
-      for (int i = 0; i < kInFlight; ++i) {
-        const uint32_t slot = __shfl_sync(kAllLanes, target.x, at + i, lane.lanes);
-        const uint32_t factor = __shfl_sync(kAllLanes, target.y, at + i, lane.lanes);
-        // The factor of a row that was added is of no meaning.
-        row[i].add_to(columns, slot != kAddedRow ? __uint_as_float(factor) : 0.0f);
+      for (int half = 0; half < 2; ++half) {
+        if (half == 1 && at + kInFlight / 2 >= page) break;
+#pragma unroll
+        for (int i = half * (kInFlight / 2); i < (half + 1) * (kInFlight / 2); ++i) {
+          const uint32_t factor = __shfl_sync(kAllLanes, target.y, at + i, lane.lanes);
+          row[i].add_to(columns, __uint_as_float(factor));
+        }
       }
     }
   }
@@ -268,18 +276,15 @@ __device__ __forceinline__ void pool_bag(const PoolCall& call, const PoolLane& l
   for (int32_t base = 0; base < widest; base += lane.lanes * kPoolColumns) {
     const int32_t column = base + lane.index * kPoolColumns;
     const bool has_columns = is_pooled && column < feature.embedding_dim;
-    PooledColumns sums{};
-    if (has_columns && part == 0 && call.pass.adds_to_sums) {
-      sums = call.target(feature, sample).load_sums(column);
-    }
     PooledColumns columns{};
-    if (workspace.rows != nullptr) {
-      const row_t* rows =
-          has_columns ? static_cast<const row_t*>(workspace.rows) + column : nullptr;
-      sum_rows(columns, workspace, rows, lane, begin + part * lane.lanes, is_pooled ? end : begin,
-               step);
+    if (has_columns && part == 0 && call.pass.adds_to_sums) {
+      columns = call.target(feature, sample).load_sums(column);
     }
-    add_columns(columns, sums);
+    if (workspace.rows != nullptr) {
+      const row_t* const rows = static_cast<const row_t*>(workspace.rows) + column;
+      sum_rows(columns, workspace, rows, has_columns, lane, begin + part * lane.lanes,
+               is_pooled ? end : begin, step);
+    }
     if constexpr (kByWarp) sum_parts(columns, lane.lanes);
     if (has_columns && part == 0) call.target(feature, sample).store(columns, column);
   }
@@ -331,28 +336,36 @@ __device__ __forceinline__ void pool_bags(const PoolCall& call, int64_t warp) {
   }
 }
 
-// Sums one piece of a long bag by a warp, and the whole bag if it is the last to finish.
-template <typename row_t>
-__device__ __noinline__ void pool_piece(const PoolCall& call, int32_t piece) {
+// Whether a piece lies in a long bag. What is noted of pieces that no long bag has is of no
+// meaning.
+__device__ __forceinline__ bool is_piece_of_long_bag(const PoolCall& call, uint2 noted,
+                                                     int32_t piece) {
   const auto& [group, batch, range, workspace, output, pass] = call;
-  // What is noted of pieces that no long bag has is of no meaning.
-  const uint2 noted = workspace.piece_bags[piece];
   if (noted.x >= static_cast<uint32_t>(group.count) || noted.y < range.first_sample ||
       noted.y >= range.end_sample) {
-    return;
+    return false;
   }
+  const int64_t bag = group.features[noted.x].feature * batch.batch_size + noted.y;
+  const BagPieces pieces(range, load_index(batch.offsets, batch.offsets_are_int64, bag),
+                         load_index(batch.offsets, batch.offsets_are_int64, bag + 1));
+  return pieces.is_long() && piece >= pieces.first && piece < pieces.end;
+}
+
+// Sums one piece of a long bag by a warp, and the whole bag if it is the last to finish.
+template <typename row_t>
+__device__ __noinline__ void pool_piece(const PoolCall& call, uint2 noted, int32_t piece) {
+  const auto& [group, batch, range, workspace, output, pass] = call;
   const TiledFeature& feature = group.features[noted.x];
   const int64_t bag = feature.feature * batch.batch_size + noted.y;
   const int64_t bag_begin = load_index(batch.offsets, batch.offsets_are_int64, bag);
   const int64_t bag_end = load_index(batch.offsets, batch.offsets_are_int64, bag + 1);
   const BagPieces pieces(range, bag_begin, bag_end);
-  if (!pieces.is_long() || piece < pieces.first || piece >= pieces.end) return;
 
   const PoolLane lane(pass.lanes_shift);
   const int32_t skipped = lane.part * lane.lanes;
-  const auto rows_at = [&](int32_t column) {
-    return column < feature.embedding_dim ? static_cast<const row_t*>(workspace.rows) + column
-                                          : nullptr;
+  const auto add_rows = [&](PooledColumns& columns, int32_t column, int32_t first, int32_t last) {
+    sum_rows(columns, workspace, static_cast<const row_t*>(workspace.rows) + column,
+             column < feature.embedding_dim, lane, first + skipped, last, 32);
   };
   const auto sums_of = [&](int32_t of_piece, int32_t column) {
     return reinterpret_cast<float4*>(workspace.piece_sums +
@@ -362,8 +375,7 @@ __device__ __noinline__ void pool_piece(const PoolCall& call, int32_t piece) {
   for (int32_t base = 0; base < feature.embedding_dim; base += lane.lanes * kPoolColumns) {
     const int32_t column = base + lane.index * kPoolColumns;
     PooledColumns columns{};
-    sum_rows(columns, workspace, rows_at(column), lane, piece * kPoolPiece + skipped,
-             (piece + 1) * kPoolPiece, 32);
+    add_rows(columns, column, piece * kPoolPiece, (piece + 1) * kPoolPiece);
     sum_parts(columns, lane.lanes);
     if (column < feature.embedding_dim && lane.part == 0) {
       const float* sum = columns.sum;
@@ -389,8 +401,7 @@ __device__ __noinline__ void pool_piece(const PoolCall& call, int32_t piece) {
     const bool has_columns = column < feature.embedding_dim;
     PooledColumns columns{};
     if (has_columns && lane.part == 0 && pass.adds_to_sums) columns = target.load_sums(column);
-    sum_rows(columns, workspace, rows_at(column), lane, begin + skipped, pieces.first * kPoolPiece,
-             32);
+    add_rows(columns, column, begin, pieces.first * kPoolPiece);
     if (has_columns) {
 #pragma unroll 4
       for (int32_t other = pieces.first + lane.part; other < pieces.end; other += lane.parts) {
@@ -400,9 +411,34 @@ __device__ __noinline__ void pool_piece(const PoolCall& call, int32_t piece) {
         sum.add_to(columns, 1.0f);
       }
     }
-    sum_rows(columns, workspace, rows_at(column), lane, pieces.end * kPoolPiece + skipped, end, 32);
+    add_rows(columns, column, pieces.end * kPoolPiece, end);
     sum_parts(columns, lane.lanes);
     if (has_columns && lane.part == 0) target.store(columns, column);
+  }
+}
+
+// The pieces warp, warp + warps, ...: each lane checks one of them.
+template <typename row_t>
+__device__ __forceinline__ void pool_pieces(const PoolCall& call, int32_t warp, int32_t warps) {
+  const int32_t pieces =
+      static_cast<int32_t>((call.range.end_lookup - call.range.first_lookup) / kPoolPiece);
+#pragma unroll 1
+  for (int32_t first = warp; first < pieces; first += 32 * warps) {
+    const int32_t own = first + static_cast<int32_t>(threadIdx.x % 32) * warps;
+    uint2 noted = make_uint2(0, 0);
+    bool is_long = false;
+    if (own < pieces) {
+      noted = call.workspace.piece_bags[own];
+      is_long = is_piece_of_long_bag(call, noted, own);
+    }
+#pragma unroll 1
+    for (uint32_t lanes = __ballot_sync(kAllLanes, is_long); lanes != 0; lanes &= lanes - 1) {
+      const int source = __ffs(lanes) - 1;
+      pool_piece<row_t>(call,
+                        make_uint2(__shfl_sync(kAllLanes, noted.x, source),
+                                   __shfl_sync(kAllLanes, noted.y, source)),
+                        first + source * warps);
+    }
   }
 }
 
@@ -419,10 +455,8 @@ __global__ void __launch_bounds__(kPoolThreads, 4)
   const int64_t block = blockIdx.x;
   const int64_t warp = threadIdx.x / 32;
   if (block < pass.piece_blocks) {
-    const int64_t piece = block * (kPoolThreads / 32) + warp;
-    if (piece < (range.end_lookup - range.first_lookup) / kPoolPiece) {
-      pool_piece<row_t>(call, static_cast<int32_t>(piece));
-    }
+    pool_pieces<row_t>(call, static_cast<int32_t>(block * (kPoolThreads / 32) + warp),
+                       pass.piece_blocks * (kPoolThreads / 32));
     return;
   }
   pool_bags<row_t>(call, (block - pass.piece_blocks) * (kPoolThreads / 32) + warp);

@@ -9,6 +9,8 @@
 
 namespace flowtt::cuda {
 
+constexpr int kPrepareBlocksPerMultiprocessor = 2;
+
 constexpr int32_t kMaxBagsPerPiece = 2 * kPrepareThreads;
 
 // The grid: sorting blocks, then the others, which take pieces of work in turn.
@@ -150,7 +152,7 @@ struct PrepareScratch {
 };
 
 template <typename Packing>
-__global__ void __launch_bounds__(kPrepareThreads, 2)
+__global__ void __launch_bounds__(kPrepareThreads, kPrepareBlocksPerMultiprocessor)
     tiled_prepare_kernel(const __grid_constant__ TiledGroup group,
                          const __grid_constant__ BagBatch batch,
                          const __grid_constant__ TiledRange range,
