@@ -1,0 +1,132 @@
+// Which lookups a block of the wide kernel works on: its own equal part of the sorted entries,
+// taken in granules from a queue of its own, then granules of the blocks that have most left.
+
+#pragma once
+
+#include "tensor_core.cuh"
+#include "tiled_params.h"
+
+namespace flowtt::cuda {
+
+// control: one queue a block, then the tags of the checkpoints, 64 bits each.
+constexpr int32_t kQueueWords = 1024;
+constexpr int32_t kCheckpointTags = (kControlWords - kQueueWords) / 2;
+
+constexpr int32_t kGranule = 64;  // entries
+
+// Entries [begin, end) are taken.
+struct Claim {
+  int32_t begin;
+  int32_t end;
+};
+
+// The queues as one warp sees them; its members are the same in every lane.
+class TileQueue {
+ public:
+  __device__ __forceinline__ TileQueue(uint32_t* queues, int32_t entries, bool steals)
+      : queues_(queues), entries_(entries), steals_(steals) {
+    granules_ = (entries + kGranule - 1) / kGranule;
+    claim_ = spare_ = {0, 0};
+    own_left_ = count(blockIdx.x) > 0;
+    request();
+    while (claim_.begin == claim_.end && refill()) {
+    }
+  }
+
+  __device__ __forceinline__ Claim claim() const { return claim_; }
+
+  // The next `entries` of the claim are being worked on. Granules are asked for one call before
+  // they are needed, so that nothing waits for an atomic operation.
+  __device__ __forceinline__ void advance(int32_t entries) {
+    claim_.begin += entries;
+    accept();
+    while (claim_.begin == claim_.end && refill()) {
+    }
+    if (requested_ == 0) request();
+  }
+
+ private:
+  // Enough for this tile and the next.
+  static constexpr int32_t kAhead = 4 * kGranule;
+
+  __device__ __forceinline__ int32_t first(int32_t block) const {
+    return static_cast<int32_t>(static_cast<int64_t>(granules_) * block / gridDim.x);
+  }
+  __device__ __forceinline__ int32_t count(int32_t block) const {
+    return first(block + 1) - first(block);
+  }
+  __device__ __forceinline__ Claim range(int32_t block, int32_t ticket, int32_t granules) const {
+    const int32_t begin = first(block) + min(ticket, count(block));
+    const int32_t end = min(begin + granules, first(block + 1));
+    return {min(begin * kGranule, entries_), min(end * kGranule, entries_)};
+  }
+
+  __device__ __forceinline__ void request() {
+    const int32_t missing = kAhead - (claim_.end - claim_.begin);
+    if (!own_left_ || missing <= 0 || spare_.begin < spare_.end) return;
+    requested_ = (missing + kGranule - 1) / kGranule;
+    if (threadIdx.x % 32 == 0) ticket_ = atomicAdd(queues_ + blockIdx.x, requested_);
+  }
+
+  __device__ __forceinline__ void accept() {
+    if (requested_ == 0) return;
+    const int32_t ticket = static_cast<int32_t>(__shfl_sync(kAllLanes, ticket_, 0));
+    own_left_ = ticket + requested_ < count(blockIdx.x);
+    const Claim taken = range(blockIdx.x, ticket, requested_);
+    requested_ = 0;
+    if (taken.begin >= taken.end) return;
+    if (claim_.begin == claim_.end) {
+      claim_ = taken;
+    } else if (taken.begin == claim_.end) {
+      claim_.end = taken.end;
+    } else {
+      spare_ = taken;
+    }
+  }
+
+  // Takes more when nothing is left. False: there is nothing to take.
+  __device__ __forceinline__ bool refill() {
+    if (spare_.begin < spare_.end) {
+      claim_ = spare_;
+      spare_ = {0, 0};
+      return true;
+    }
+    if (requested_ == 0) request();
+    if (requested_ != 0) {
+      accept();
+      return true;
+    }
+    return steals_ && steal();
+  }
+
+  __device__ __forceinline__ bool steal() {
+    constexpr int32_t kStolen = 2;
+    uint32_t richest = 0;  // granules left << 10 | block
+    for (int32_t block = threadIdx.x % 32; block < gridDim.x; block += 32) {
+      const int32_t taken = static_cast<int32_t>(
+          *reinterpret_cast<volatile uint32_t*>(queues_ + block));
+      const int32_t left = count(block) - taken;
+      if (left > 0) richest = max(richest, static_cast<uint32_t>(left) << 10 | block);
+    }
+    richest = __reduce_max_sync(kAllLanes, richest);
+    if (richest == 0) return false;
+    const int32_t victim = static_cast<int32_t>(richest & (kQueueWords - 1));
+    uint32_t ticket = 0;
+    if (threadIdx.x % 32 == 0) ticket = atomicAdd(queues_ + victim, kStolen);
+    ticket = __shfl_sync(kAllLanes, ticket, 0);
+    claim_ = range(victim, static_cast<int32_t>(ticket), kStolen);
+    return true;
+  }
+
+  uint32_t* queues_;
+  int32_t entries_;
+  int32_t granules_;
+  bool steals_;
+  bool own_left_;
+  Claim claim_;
+  Claim spare_;  // own granules that do not follow the claim, because others took those between
+  int32_t requested_ = 0;
+  uint32_t ticket_ = 0;  // in lane 0
+};
+
+}  // namespace flowtt::cuda
