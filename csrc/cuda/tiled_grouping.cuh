@@ -1,25 +1,32 @@
-// Grouping of lookups by i2, the digit whose core slices are the large ones. One block orders one
-// chunk of a feature's lookups by a counting sort in shared memory and writes it to the chunk's own
-// place, together with the first entry of every i2. Nothing is shared between blocks, so there are
-// no counters to clear, no capacity to exceed, and the contraction finds the i2-th group of the
-// whole feature by adding up columns of `starts` (tiled_window.cuh).
+// Sorting of a feature's lookups into bins by a counting sort. One cluster sorts one run of them:
+//   each block counts its chunk of lookups per bin in its own shared memory,
+//   block s of the cluster turns the counts of its share of the bins, over all blocks, into places,
+//   each block writes its lookups to their places.
+// Places are exact: no bin can overflow, however the ids are distributed, and nothing has to be
+// cleared before or outlives the launch.
 
 #pragma once
 
+#include <cstdio>
+
+#include "cluster.cuh"
 #include "lookup_checks.cuh"
+#include "tiled_bags.cuh"
+#include "tiled_digits.cuh"
 #include "tiled_segments.cuh"
 
 namespace flowtt::cuda {
 
-constexpr int kPrepareThreads = 512;
-
+// In shared memory.
 struct GroupingScratch {
-  int32_t bins[kMaxTiledBins];
-  int32_t warp_sums[kPrepareThreads / 32];
-  int64_t bag_bounds[2];
+  uint32_t bins[kMaxTiledBins];              // counts, then places
+  uint32_t share_counts[kMaxClusterBlocks];  // lookups of this block in each block's bins
+  uint32_t warp_sums[kPrepareWarps];
+  uint32_t warp_bases[kPrepareWarps];
+  BagMarks marks;
 };
 
-// Unlike trap_on_bad_index, for one thread alone.
+// For one thread alone.
 inline __device__ __noinline__ void trap_on_bad_lookup(const TiledFeature& feature,
                                                        int64_t position, int64_t index) {
   printf(
@@ -30,181 +37,168 @@ inline __device__ __noinline__ void trap_on_bad_lookup(const TiledFeature& featu
   __trap();
 }
 
-// The last bag of [low, high] that starts at or before `position`, by all lanes of a warp.
-__device__ __forceinline__ int64_t find_bag_by_warp(const BagBatch& batch, int64_t low,
-                                                    int64_t high, int64_t position) {
-  const int lane = threadIdx.x % 32;
-  while (low < high) {
-    const int64_t step = (high - low + 31) / 32;
-    const int64_t probe = low + (lane + 1) * step;
-    const bool starts_before =
-        probe <= high && load_index(batch.offsets, batch.offsets_are_int64, probe) <= position;
-    const int before = __popc(__ballot_sync(kAllLanes, starts_before));
-    low += before * step;
-    high = min(high, low + step - 1);
+__device__ __forceinline__ void clear_counts(GroupingScratch& scratch) {
+  uint4* words = reinterpret_cast<uint4*>(scratch.bins);
+#pragma unroll
+  for (int i = 0; i < kMaxTiledBins / 4 / kPrepareThreads; ++i) {
+    words[i * kPrepareThreads + threadIdx.x] = make_uint4(0, 0, 0, 0);
   }
-  return low;
+  if (threadIdx.x < kMaxClusterBlocks) scratch.share_counts[threadIdx.x] = 0;
 }
 
-__device__ __forceinline__ int64_t find_bag(const BagBatch& batch, int64_t low, int64_t high,
-                                            int64_t position) {
-  while (low < high) {
-    const int64_t middle = low + (high - low + 1) / 2;
-    if (load_index(batch.offsets, batch.offsets_are_int64, middle) <= position) {
-      low = middle;
-    } else {
-      high = middle - 1;
-    }
-  }
-  return low;
-}
-
-// Exclusive sums over scratch.bins[0 .. bins), in place. Begins and ends with a barrier.
-__device__ __forceinline__ void scan_bins(GroupingScratch& scratch, int32_t bins) {
+// share_counts[s]: the block's lookups in the bins of block s. Every thread sums consecutive bins.
+__device__ __forceinline__ void count_shares(GroupingScratch& scratch, uint32_t blocks) {
   constexpr int kPerThread = kMaxTiledBins / kPrepareThreads;
+  const uint4* words = reinterpret_cast<const uint4*>(scratch.bins + threadIdx.x * kPerThread);
+  uint32_t sum = 0;
+#pragma unroll
+  for (int i = 0; i < kPerThread / 4; ++i) {
+    const uint4 count = words[i];
+    sum += count.x + count.y + count.z + count.w;
+  }
+  static_assert(kPrepareThreads / kMaxClusterBlocks == 32);
+  sum = __reduce_add_sync(kAllLanes, sum);
+  if (threadIdx.x % 32 == 0) {
+    atomicAdd(&scratch.share_counts[threadIdx.x * blocks / kPrepareThreads], sum);
+  }
+}
+
+// Replaces the counts of every block by the places of its first lookup of each bin, numbered
+// within the run. Called by all threads of the cluster after count_shares.
+__device__ __forceinline__ void place_bins(GroupingScratch& scratch, uint32_t rank,
+                                           uint32_t blocks) {
+  // The counts of the share's bins, block by block within a bin, are scanned as one sequence.
+  constexpr int kPerThread = kMaxTiledBins / kPrepareThreads;
+  const uint32_t shift = 31 - __clz(blocks);
+  const uint32_t share = rank * (kMaxTiledBins >> shift);
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
-  const int32_t first = threadIdx.x * kPerThread;
-  __syncthreads();
-  int32_t count[kPerThread];
-  int32_t sum = 0;
+  // Lookups in the shares of the blocks before this one.
+  uint32_t base = 0;
+  const uint32_t other_share = threadIdx.x & (blocks - 1);
+  if (threadIdx.x < blocks * blocks && other_share < rank) {
+    base = RemoteWord(&scratch.share_counts[other_share], threadIdx.x >> shift).load();
+  }
+  uint32_t count[kPerThread];
 #pragma unroll
   for (int i = 0; i < kPerThread; ++i) {
-    count[i] = first + i < bins ? scratch.bins[first + i] : 0;
-    sum += count[i];
+    const uint32_t element = threadIdx.x * kPerThread + i;
+    count[i] = RemoteWord(&scratch.bins[share + (element >> shift)], element & (blocks - 1)).load();
   }
-  int32_t up_to = sum;
+  uint32_t sum = 0;
+#pragma unroll
+  for (int i = 0; i < kPerThread; ++i) sum += count[i];
+  uint32_t up_to = sum;
+#pragma unroll
   for (int offset = 1; offset < 32; offset *= 2) {
-    const int32_t other = __shfl_up_sync(kAllLanes, up_to, offset);
+    const uint32_t other = __shfl_up_sync(kAllLanes, up_to, offset);
     if (lane >= offset) up_to += other;
   }
-  if (lane == 31) scratch.warp_sums[warp] = up_to;
+  base = __reduce_add_sync(kAllLanes, base);
+  if (lane == 31) {
+    scratch.warp_sums[warp] = up_to;
+    scratch.warp_bases[warp] = base;
+  }
   __syncthreads();
-  const int32_t earlier = __reduce_add_sync(
-      kAllLanes, lane < warp && lane < kPrepareThreads / 32 ? scratch.warp_sums[lane] : 0);
-  int32_t exclusive = earlier + up_to - sum;
+  uint32_t earlier = 0;
+  if (lane < kPrepareWarps) {
+    earlier = scratch.warp_bases[lane] + (lane < warp ? scratch.warp_sums[lane] : 0);
+  }
+  uint32_t place = __reduce_add_sync(kAllLanes, earlier) + up_to - sum;
 #pragma unroll
   for (int i = 0; i < kPerThread; ++i) {
-    if (first + i < bins) scratch.bins[first + i] = exclusive;
-    exclusive += count[i];
+    const uint32_t element = threadIdx.x * kPerThread + i;
+    RemoteWord(&scratch.bins[share + (element >> shift)], element & (blocks - 1)).store(place);
+    place += count[i];
   }
-  __syncthreads();
 }
 
-struct RowDigits {
-  uint32_t i1;
-  uint32_t i2;
-  uint32_t i3;
-};
-
-__device__ __forceinline__ RowDigits row_digits(const TiledFeature& feature, int64_t id) {
-  const uint32_t p2 = static_cast<uint32_t>(feature.p[1]);
-  const uint32_t p3 = static_cast<uint32_t>(feature.p[2]);
-  if (id <= 0xffffffffll) {
-    const uint32_t prefix = static_cast<uint32_t>(id) / p3;
-    return {prefix / p2, prefix % p2, static_cast<uint32_t>(id) - prefix * p3};
-  }
-  const uint64_t prefix = static_cast<uint64_t>(id) / p3;
-  return {static_cast<uint32_t>(prefix / p2), static_cast<uint32_t>(prefix % p2),
-          static_cast<uint32_t>(static_cast<uint64_t>(id) - prefix * p3)};
-}
-
-// Called by all threads of block `chunk`.
-template <int kItems>
-__device__ void group_chunk(GroupingScratch& scratch, const Segments& segments,
-                            const TiledGroup& group, const BagBatch& batch, const TiledRange& range,
-                            const TiledWorkspace& workspace, int32_t chunk) {
-  if (chunk >= segments.first_chunk[group.count]) return;
+// Called by all threads of the clusters that sort, after clear_counts.
+__device__ __forceinline__ void group_run(GroupingScratch& scratch, const Segments& segments,
+                                          const TiledGroup& group, const BagBatch& batch,
+                                          const TiledRange& range, const TiledWorkspace& workspace,
+                                          int32_t run, uint32_t rank, uint32_t blocks) {
+  if (run >= segments.first_run[group.count]) return;
   // Offsets out of order can make features overlap; clear_bags reports them.
   if (segments.first_entry[group.count] > range.end_lookup - range.first_lookup) return;
   int32_t f = 0;
-  while (segments.first_chunk[f + 1] <= chunk) ++f;
+  while (segments.first_run[f + 1] <= run) ++f;
   const TiledFeature& feature = group.features[f];
-  const int32_t before = (chunk - segments.first_chunk[f]) * range.chunk_lookups;
+  const int32_t runs = segments.first_run[f + 1] - segments.first_run[f];
   const int32_t entries = segments.first_entry[f + 1] - segments.first_entry[f];
-  const int32_t count = min(range.chunk_lookups, entries - before);
-  const int64_t first = segments.begin[f] + before;
+  const int32_t per_run = (entries + runs - 1) / runs;
+  const int32_t run_begin = (run - segments.first_run[f]) * per_run;
+  const int32_t run_count = min(per_run, entries - run_begin);
+  // Whole words of marks.
+  const int32_t per_block = (run_count + static_cast<int32_t>(blocks) * 32 - 1) /
+                            (static_cast<int32_t>(blocks) * 32) * 32;
+  const int32_t chunk_begin = static_cast<int32_t>(rank) * per_block;
+  const int32_t count = max(min(per_block, run_count - chunk_begin), 0);
+  const int64_t first = segments.begin[f] + run_begin + chunk_begin;
+  const bool sorts = (range.disabled & kGroupingDisabled) == 0;
 
-  for (int32_t bin = threadIdx.x; bin < feature.p[1]; bin += kPrepareThreads) scratch.bins[bin] = 0;
+  const IdSplitter splitter(feature);
+  ChunkBags bags(scratch.marks, segments, f, feature, batch, range, first, count);
 
-  // Bags of one length are the common case: then the bag follows from the position, and one look
-  // at the offsets confirms it.
-  const int64_t first_bag = feature.feature * batch.batch_size;
-  const int64_t low = first_bag + range.first_sample;
-  const int64_t high = first_bag + range.end_sample - 1;
-  const int64_t feature_begin = segments.samples_begin[f];
-  const int64_t feature_end = segments.samples_end[f];
-  const double bags_per_lookup = static_cast<double>(high + 1 - low) /
-                                 static_cast<double>(max(feature_end - feature_begin, int64_t{1}));
-  uint32_t digits[kItems];
-  int32_t bins[kItems];
-  int32_t samples[kItems];
-  int32_t lengths[kItems];
-  bool all_found = true;
+  constexpr int kBatch = 8;  // ids loaded before the first is used
+  // The bin of each lookup, and above it the number of the block's lookups met before in the bin.
+  uint32_t ranked[kSortItems];
+  bool uniform = true;
 #pragma unroll
-  for (int i = 0; i < kItems; ++i) {
-    const int32_t item = i * kPrepareThreads + threadIdx.x;
-    if (item >= count) continue;
-    const int64_t position = first + item;
-    const int64_t id = load_index(batch.indices, batch.indices_are_int64, position);
-    const double guess = (static_cast<double>(position - feature_begin) + 0.5) * bags_per_lookup;
-    const int64_t bag = clamped(low + static_cast<int64_t>(guess), low, high);
-    const int64_t begin = load_index(batch.offsets, batch.offsets_are_int64, bag);
-    const int64_t end = load_index(batch.offsets, batch.offsets_are_int64, bag + 1);
-    all_found = all_found && begin <= position && position < end;
-    samples[i] = static_cast<int32_t>(bag - first_bag);
-    lengths[i] = static_cast<int32_t>(end - begin);
-    if (id < 0 || id >= feature.num_embeddings) trap_on_bad_lookup(feature, position, id);
-    const RowDigits row = row_digits(feature, id);
-    digits[i] = row.i1 << 16 | row.i3;
-    bins[i] = static_cast<int32_t>(row.i2);
-  }
-  if (!__syncthreads_and(all_found)) {
-    if (threadIdx.x < 64) {
-      const int end = threadIdx.x / 32;
-      const int64_t bag = find_bag_by_warp(batch, low, high, end == 0 ? first : first + count - 1);
-      if (threadIdx.x % 32 == 0) scratch.bag_bounds[end] = bag;
+  for (int base = 0; base < kSortItems; base += kBatch) {
+    if (base * kPrepareThreads >= count) break;
+    int64_t ids[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int32_t item = (base + i) * kPrepareThreads + threadIdx.x;
+      ids[i] = item < count ? load_index(batch.indices, batch.indices_are_int64, first + item) : 0;
     }
-    __syncthreads();
+    if (base == 0) uniform = bags.is_uniform();
 #pragma unroll
-    for (int i = 0; i < kItems; ++i) {
-      const int32_t item = i * kPrepareThreads + threadIdx.x;
+    for (int i = 0; i < kBatch; ++i) {
+      const int32_t item = (base + i) * kPrepareThreads + threadIdx.x;
       if (item >= count) continue;
-      const int64_t bag =
-          find_bag(batch, scratch.bag_bounds[0], scratch.bag_bounds[1], first + item);
-      samples[i] = static_cast<int32_t>(bag - first_bag);
-      lengths[i] =
-          static_cast<int32_t>(load_index(batch.offsets, batch.offsets_are_int64, bag + 1) -
-                               load_index(batch.offsets, batch.offsets_are_int64, bag));
+      if (!splitter.contains(ids[i])) trap_on_bad_lookup(feature, first + item, ids[i]);
+      const uint32_t bin = splitter.split(ids[i]).bin;
+      ranked[base + i] = bin | atomicAdd(&scratch.bins[bin], 1u) * kMaxTiledBins;
     }
   }
+  const bool all_uniform = __syncthreads_and(uniform);
+  count_shares(scratch, blocks);
+  arrive_at_cluster();
+  if (!all_uniform) bags.mark();
+  wait_for_cluster();
+  place_bins(scratch, rank, blocks);
+  arrive_at_cluster();
+  wait_for_cluster();
 
-  // The rank within the group goes above the bin, which needs 11 bits.
+  const int64_t run_entry = segments.first_entry[f] + run_begin;
+  const uint32_t first_position = static_cast<uint32_t>(first - range.first_lookup);
 #pragma unroll
-  for (int i = 0; i < kItems; ++i) {
-    if (i * kPrepareThreads + static_cast<int32_t>(threadIdx.x) >= count) continue;
-    bins[i] |= atomicAdd(&scratch.bins[bins[i]], 1) * kMaxTiledBins;
-  }
-  scan_bins(scratch, feature.p[1]);
-
-  uint16_t* starts = workspace.starts + static_cast<int64_t>(chunk) * range.starts_stride;
-  for (int32_t bin = threadIdx.x; bin <= feature.p[1]; bin += kPrepareThreads) {
-    starts[bin] = static_cast<uint16_t>(bin < feature.p[1] ? scratch.bins[bin] : count);
-  }
-  const int64_t chunk_entry = segments.first_entry[f] + before;
+  for (int base = 0; base < kSortItems; base += kBatch) {
+    if (base * kPrepareThreads >= count) break;
+    int64_t ids[kBatch];
 #pragma unroll
-  for (int i = 0; i < kItems; ++i) {
-    const int32_t item = i * kPrepareThreads + threadIdx.x;
-    if (item >= count) continue;
-    const int64_t entry =
-        chunk_entry + scratch.bins[bins[i] % kMaxTiledBins] + bins[i] / kMaxTiledBins;
-    const uint32_t sample = static_cast<uint32_t>(samples[i]);
-    workspace.entries[entry] = make_uint2(digits[i], sample | (lengths[i] == 1 ? kLoneLookup : 0));
-    if (workspace.factors != nullptr) {
-      const float weight = load_sample_weight<float>(batch, first + item);
-      workspace.factors[entry] = batch.pooling_mode == PoolingMode::kMean
-                                     ? weight / static_cast<float>(lengths[i])
-                                     : weight;
+    for (int i = 0; i < kBatch; ++i) {
+      const int32_t item = (base + i) * kPrepareThreads + threadIdx.x;
+      ids[i] = item < count ? load_index(batch.indices, batch.indices_are_int64, first + item) : 0;
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int32_t item = (base + i) * kPrepareThreads + threadIdx.x;
+      if (item >= count) continue;
+      const LookupDigits digits = splitter.split(ids[i]);
+      const uint32_t sample = bags.sample_of(item);
+      const uint32_t place =
+          scratch.bins[ranked[base + i] % kMaxTiledBins] + ranked[base + i] / kMaxTiledBins;
+      const int64_t entry = run_entry + (sorts ? place : chunk_begin + item);
+      *reinterpret_cast<uint4*>(workspace.entries + entry) =
+          make_uint4(digits.outer, digits.i2, first_position + item, sample);
+      if (workspace.factors != nullptr) {
+        const float weight = load_sample_weight<float>(batch, first + item);
+        workspace.factors[entry] =
+            batch.pooling_mode == PoolingMode::kMean ? weight / bags.length(sample) : weight;
+      }
     }
   }
 }

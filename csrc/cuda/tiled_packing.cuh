@@ -1,5 +1,6 @@
-// Packing of cores: every slice is scaled by a power of two, so that fp16 holds it whatever its
-// magnitude, and written in the order in which the lanes of a warp want it as operands of m16n8k16.
+// Packing of three cores: every slice is scaled by a power of two, so that fp16 holds it whatever
+// its magnitude, and written in the order in which the lanes of a warp want it as operands of
+// m16n8k16.
 //
 // With R a rank padded to a multiple of 16, lane (g, t) = (lane / 4, lane % 4) and e < R / 4:
 //   core 1  [i1][row a < 4][R1]                      natural order
@@ -13,6 +14,7 @@
 
 #include "float_types.cuh"
 #include "tensor_core.cuh"
+#include "tiled_bags.cuh"
 #include "tiled_params.h"
 
 namespace flowtt::cuda {
@@ -134,6 +136,7 @@ __device__ __forceinline__ void pack_slice(const TiledFeature& feature,
   }
   uint32_t bits = __reduce_max_sync(kAllLanes, __float_as_uint(largest));
   if constexpr (kTeam > 32) {
+    __syncthreads();  // the block's last piece has been read
     if (rank % 32 == 0) warp_maxima[rank / 32] = __uint_as_float(bits);
     __syncthreads();
     bits = __reduce_max_sync(kAllLanes,
@@ -150,5 +153,45 @@ __device__ __forceinline__ void pack_slice(const TiledFeature& feature,
       values, scale, workspace.packed_high + offset,
       workspace.packed_low != nullptr ? workspace.packed_low + offset : nullptr);
 }
+
+// What a tiling packs, in pieces of one block's work: core 2 has one or two slices a piece, the
+// small slices of cores 1 and 3 one a warp.
+template <int kRank1, int kRank2, int kQ3, typename core_t>
+struct ThreeCorePacking {
+  static constexpr int kSlices = kPrepareThreads / (kMaxTiledQ * (kRank2 / 8) * 32);
+  static constexpr int kTeam = kPrepareThreads / kSlices;
+
+  struct Scratch {
+    float warp_maxima[kPrepareWarps];
+  };
+
+  static constexpr int32_t pieces(const TiledFeature& feature) {
+    return (feature.p[1] + kSlices - 1) / kSlices +
+           (feature.p[0] + feature.p[2] + kPrepareWarps - 1) / kPrepareWarps;
+  }
+
+  // Called by all threads of a block. Scratch may be in use by the piece before.
+  static __device__ __forceinline__ void pack(const TiledFeature& feature,
+                                              const TiledWorkspace& workspace, Scratch& scratch,
+                                              int32_t piece) {
+    const int32_t second_pieces = (feature.p[1] + kSlices - 1) / kSlices;
+    if (piece < second_pieces) {
+      const int team = threadIdx.x / kTeam;
+      // A team without a slice of its own repeats the last one, to meet the others at the barrier.
+      pack_slice<kTeam, 1, kRank1, kRank2, kQ3, core_t>(
+          feature, workspace, min(piece * kSlices + team, feature.p[1] - 1), threadIdx.x % kTeam,
+          scratch.warp_maxima + team * (kTeam / 32));
+      return;
+    }
+    const int32_t small = (piece - second_pieces) * kPrepareWarps + threadIdx.x / 32;
+    const int lane = threadIdx.x % 32;
+    if (small < feature.p[0]) {
+      pack_slice<32, 0, kRank1, kRank2, kQ3, core_t>(feature, workspace, small, lane, nullptr);
+    } else if (small < feature.p[0] + feature.p[2]) {
+      pack_slice<32, 2, kRank1, kRank2, kQ3, core_t>(feature, workspace, small - feature.p[0], lane,
+                                                     nullptr);
+    }
+  }
+};
 
 }  // namespace flowtt::cuda

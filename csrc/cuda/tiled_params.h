@@ -48,6 +48,10 @@ inline constexpr uint32_t kLoneLookup = 0x80000000u;
 // In row_of_lookup, instead of a slot: the contraction has added the row to the sum.
 inline constexpr uint32_t kAddedRow = 0xffffffffu;
 
+// Lookups of a piece of a long bag, and how many whole pieces make a bag long.
+inline constexpr int32_t kPoolPiece = 256;
+inline constexpr int32_t kLongBagPieces = 2;
+
 // Buffered fp16 rows are the scaled rows times 2^-kBufferedRowShift, which fp16 holds.
 inline constexpr int kBufferedRowShift = 8;
 
@@ -119,9 +123,13 @@ struct TiledWorkspace {
                         // or null: rows of bags are added to their sums
   uint2*
       row_of_lookup;  // {slot or kAddedRow, bits of the row's factor} by position; null as `rows`
-  int32_t rows_per_block;         // slots of a block, block after block; a block that has used its
-                                  // own adds. 0: the slot of a row is the number of its first
-                                  // entry, so that every row has one
+  // Bags of many lookups are summed in pieces of kPoolPiece lookups.
+  float* piece_sums;         // [pieces of the range, buffered_row_elements]
+  uint2* piece_bags;         // {feature of the group, sample} of pieces that lie in one long bag
+  uint32_t* piece_arrivals;  // finished pieces of a long bag, at its first one
+  int32_t rows_per_block;    // slots of a block, block after block; a block that has used its
+                             // own adds. 0: the slot of a row is the number of its first
+                             // entry, so that every row has one
   int32_t buffered_row_elements;  // a multiple of 8
 };
 
