@@ -134,7 +134,7 @@ void plan_packing(TiledPlan* plan) {
     TiledFeature& feature = plan->group.features[f];
     feature.first_pack_block = plan->group.pack_blocks;
     for (int k = 0; k < feature.num_cores; ++k) {
-      feature.slice_halves[k] = static_cast<uint32_t>(packed_slice_halves(plan->tiling, k));
+      feature.slice_halves[k] = static_cast<uint32_t>(packed_slice_halves(plan->tiling, feature, k));
       feature.reciprocals[k] = static_cast<uint32_t>(
           std::min<int64_t>((int64_t{1} << 32) / feature.p[k], int64_t{0xffffffff}));
     }

@@ -19,7 +19,7 @@ namespace flowtt::cuda {
 
 // In shared memory.
 struct GroupingScratch {
-  uint32_t bins[kMaxTiledBins];              // counts, then places
+  alignas(16) uint32_t bins[kMaxTiledBins];              // counts, then places
   uint32_t share_counts[kMaxClusterBlocks];  // lookups of this block in each block's bins
   uint32_t warp_sums[kPrepareWarps];
   uint32_t warp_bases[kPrepareWarps];

@@ -7,7 +7,7 @@
 namespace flowtt::cuda {
 
 // Halves of one packed slice of core k.
-int64_t packed_slice_halves(const Tiling& tiling, int k);
+int64_t packed_slice_halves(const Tiling& tiling, const TiledFeature& feature, int k);
 
 // Blocks' worth of work that packing the feature's cores is.
 int64_t packing_pieces(const Tiling& tiling, const TiledFeature& feature);
