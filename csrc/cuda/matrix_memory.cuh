@@ -21,13 +21,16 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
 __device__ __forceinline__ void load_matrices(uint32_t (&a)[4], uint32_t row_address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
-               : "r"(row_address)
-               : "memory");
+               : "r"(row_address));
 }
 
 // 16 bytes from global to shared memory, past the L1 cache and the registers.
 __device__ __forceinline__ void copy_async(uint32_t target, const void* source) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(source) : "memory");
+}
+
+__device__ __forceinline__ void copy_async_4(uint32_t target, const void* source) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(target), "l"(source) : "memory");
 }
 
 __device__ __forceinline__ void wait_for_copies() {

@@ -46,7 +46,7 @@ __device__ __forceinline__ int32_t third_position(const WideShape& shape, int32_
   const int32_t within = k % 32;
   const int32_t element = within / 16 * 4 + within / 8 % 2 * 2 + k % 2;
   const int32_t vector =
-      ((column / 8 * shape.steps2 + k / 32) * shape.columns + column % 8) * 4 + within % 8 / 2;
+      ((column / 8 * shape.steps + k / 32) * shape.columns + column % 8) * 4 + within % 8 / 2;
   return vector * kVectorHalves + element;
 }
 

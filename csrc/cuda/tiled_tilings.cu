@@ -75,6 +75,7 @@ cudaError_t launch_tiling(const TiledLaunch& launch) {
   if (tiling.kind == TilingKind::kWide) {
     return tiling.rank1 == 32   ? launch_wide_32(launch)
            : tiling.rank1 == 64 ? launch_wide_64(launch)
+           : tiling.rank1 == 96 ? launch_wide_96(launch)
                                 : launch_wide_128(launch);
   }
   if (tiling.rank1 == 16) {

@@ -6,197 +6,143 @@
 #pragma once
 
 #include "tiled_segments.cuh"
+#include "two_core_products.cuh"
 #include "wide_emission.cuh"
-#include "wide_shape.h"
 
 namespace flowtt::cuda {
 
-// Ranks up to 32 kSteps, q2 up to 16 kTiles.
-template <int kSteps, int kTiles, bool kThree>
-struct TwoCoreChain {
-  static constexpr int kParts = kThree ? 2 : 1;
-  static constexpr int kGroup = kSteps == 1 ? 4 : kSteps == 2 ? 2 : 1;  // products loaded at a time
-  static constexpr int kRegisters = kParts * kSteps * (8 * kTiles + 8 * kGroup);
-  static constexpr int kWarps = kRegisters >= 96 || kRegisters <= 40 ? 8 : 16;
-  static constexpr int kBlocks = kRegisters > 40 ? 1 : 3;
-
-  struct Right {
-    uint32_t words[kParts][kTiles][kSteps][2][4];
-  };
-  struct Left {
-    uint32_t words[kParts][kSteps][4];
-  };
-
-  static __device__ __forceinline__ const __half* packed(const TiledWorkspace& workspace,
-                                                         int part) {
-    return part == 0 ? workspace.packed_high : workspace.packed_low;
-  }
-
-  static __device__ __forceinline__ void load_right(Right& right, const TiledWorkspace& workspace,
-                                                    const TwoCoreShape& shape, uint32_t offset) {
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int i = 0; i < kParts; ++i) {
-      const __half* slice = packed(workspace, i) + offset + lane * kVectorHalves;
-#pragma unroll
-      for (int m = 0; m < kTiles; ++m) {
-#pragma unroll
-        for (int s = 0; s < kSteps; ++s) {
-          if (m >= shape.right_tiles || s >= shape.steps) continue;
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            load_words(right.words[i][m][s][half],
-                       slice + ((m * shape.steps + s) * 2 + half) * 32 * kVectorHalves);
-          }
-        }
-      }
-    }
-  }
-
-  static __device__ __forceinline__ void load_left(Left& left, const TiledWorkspace& workspace,
-                                                   int32_t steps, uint32_t offset) {
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int i = 0; i < kParts; ++i) {
-#pragma unroll
-      for (int s = 0; s < kSteps; ++s) {
-        if (s >= steps) continue;
-        load_words(left.words[i][s], packed(workspace, i) + offset + s * 32 * kVectorHalves +
-                                         lane * kVectorHalves);
-      }
-    }
-  }
-
-  static __device__ __forceinline__ void multiply(float (&row)[4], const Right& right, int m,
-                                                  const Left& left, int32_t steps, int right_part,
-                                                  int left_part) {
-#pragma unroll
-    for (int s = 0; s < kSteps; ++s) {
-      if (s >= steps) continue;
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        multiply_add(row, right.words[right_part][m][s][half],
-                     left.words[left_part][s][2 * half], left.words[left_part][s][2 * half + 1]);
-      }
-    }
-  }
+// A distinct id of a warp's window of 32 lookups, in shared memory.
+struct alignas(16) TwoCoreItem {
+  uint32_t left;      // offset of the slice of core 1
+  uint32_t right;     // of core 2
+  uint32_t emitters;  // lookups of the window that the row is written for
+  uint32_t unused;
 };
 
-// One window of a warp: up to 32 lookups of a feature, a lane each.
-template <typename Chain, int kSteps, int kTiles, bool kThree>
 struct TwoCoreWindow {
-  const EmissionContext& context;
-  const TwoCoreShape& shape;
+  const TwoCoreItem* items;
   const RowTarget* targets;
-  uint32_t left_offset;
-  uint32_t i2;
-  uint32_t emitters;  // of the lane's id, if the lane is the first that has it
-  bool paired;
-
-  // Rows of 8 j1, for the distinct ids one after the other.
-  struct Cursor {
-    uint32_t todo;
-    int tile;
-  };
-
-  // The number of a product: its lane and tile, or -1 behind the last one.
-  __device__ __forceinline__ int take(Cursor& cursor) const {
-    if (cursor.todo == 0) return -1;
-    const int item = (__ffs(cursor.todo) - 1) | cursor.tile << 8;
-    if (++cursor.tile == shape.left_tiles) {
-      cursor.tile = 0;
-      cursor.todo &= cursor.todo - 1;
-    }
-    return item;
-  }
-
-  __device__ __forceinline__ void load_group(typename Chain::Left (&left)[Chain::kGroup],
-                                             int (&items)[Chain::kGroup], Cursor& cursor) const {
-#pragma unroll
-    for (int i = 0; i < Chain::kGroup; ++i) {
-      items[i] = take(cursor);
-      const uint32_t offset = __shfl_sync(kAllLanes, left_offset, items[i] & 31);
-      if (items[i] < 0) continue;
-      Chain::load_left(left[i], context.workspace, shape.steps,
-                       offset + (items[i] >> 8) * shape.steps * 32 * kVectorHalves);
-    }
-  }
-
-  __device__ __forceinline__ void multiply_group(const typename Chain::Left (&left)[Chain::kGroup],
-                                                 const int (&items)[Chain::kGroup],
-                                                 typename Chain::Right& right,
-                                                 int32_t& resident) const {
-#pragma unroll
-    for (int i = 0; i < Chain::kGroup; ++i) {
-      if (items[i] < 0) return;
-      const int32_t second = __shfl_sync(kAllLanes, i2, items[i] & 31);
-      if (second != resident) {
-        Chain::load_right(right, context.workspace, shape,
-                          context.feature.packed[1] + second * context.feature.slice_halves[1]);
-        resident = second;
-      }
-      float rows[kTiles][4] = {};
-#pragma unroll
-      for (int m = 0; m < kTiles; ++m) {
-        if constexpr (kThree) {
-          Chain::multiply(rows[m], right, m, left[i], shape.steps, 0, 1);
-          Chain::multiply(rows[m], right, m, left[i], shape.steps, 1, 0);
-        }
-        Chain::multiply(rows[m], right, m, left[i], shape.steps, 0, 0);
-      }
-      emit(rows, items[i] >> 8, __shfl_sync(kAllLanes, emitters, items[i] & 31));
-    }
-  }
-
-  // The lane has columns j2 = 2 g, 2 g + 1 of each tile, for rows j1 = 2 t and 2 t + 1.
-  __device__ __forceinline__ void emit(const float (&rows)[kTiles][4], int tile,
-                                       uint32_t lanes) const {
-    const int lane = threadIdx.x % 32;
-    const int j1 = 8 * tile + 2 * (lane % 4);
-    for (; lanes != 0; lanes &= lanes - 1) {
-      const RowTarget target = targets[__ffs(lanes) - 1];
-#pragma unroll
-      for (int m = 0; m < kTiles; ++m) {
-        const int j2 = 16 * m + lane / 4 * 2;
-#pragma unroll
-        for (int next = 0; next < 2; ++next) {
-          if (j2 >= shape.q2 || j1 + next >= shape.q1) continue;
-          emit_pair(target, paired, j2 + 1 < shape.q2, context.output.type,
-                    context.rows_are_half, (j1 + next) * shape.q2 + j2, rows[m][next],
-                    rows[m][next + 2]);
-        }
-      }
-    }
-  }
+  int32_t count;      // of distinct ids
+  uint32_t changes;   // items whose slice of core 2 is not the one before
 };
 
+// Writes a row: the lane has columns j2 = 2 g, 2 g + 1 of each tile, rows j1 = 2 t and 2 t + 1.
+// kDirect: all rows are whole tiles of floats and stored, item k's at target k.
+template <int kTiles, bool kDirect>
+__device__ __forceinline__ void write_row(const float (&rows)[kTiles][4],
+                                          const TwoCoreWindow& window, int32_t k,
+                                          const TwoCoreShape& shape, int32_t tile) {
+  const int lane = threadIdx.x % 32;
+  const int32_t j1 = 8 * tile + 2 * (lane % 4);
+  const int32_t j2 = lane / 4 * 2;
+  const int32_t column = j1 * shape.q2 + j2;
+  if constexpr (kDirect) {
+    const RowTarget target = window.targets[k];
+    float* const row = reinterpret_cast<float*>(target.row) + column;
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m) {
+      __stcs(reinterpret_cast<float2*>(row + 16 * m),
+             make_float2(rows[m][0] * target.factor, rows[m][2] * target.factor));
+      __stcs(reinterpret_cast<float2*>(row + shape.q2 + 16 * m),
+             make_float2(rows[m][1] * target.factor, rows[m][3] * target.factor));
+    }
+  } else {
+    ColumnPair pairs[2 * kTiles];
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m) {
+      const bool exists = 16 * m + j2 < shape.q2;
+      pairs[2 * m] = {column + 16 * m, exists && j1 < shape.q1, rows[m][0], rows[m][2]};
+      pairs[2 * m + 1] = {column + shape.q2 + 16 * m, exists && j1 + 1 < shape.q1, rows[m][1],
+                          rows[m][3]};
+    }
+    // Only the last pair of a row can lack its second column.
+    const bool has_second = shape.q2 % 2 == 0 || kTiles == 1;
+    for (uint32_t lanes = window.items[k].emitters; lanes != 0; lanes &= lanes - 1) {
+      const RowTarget& target = window.targets[__ffs(lanes) - 1];
+      if (has_second) {
+        write_pairs(target, pairs, j2 + 1 < shape.q2);
+      } else {
+#pragma unroll
+        for (int m = 0; m < kTiles; ++m) {
+          const ColumnPair own[2] = {pairs[2 * m], pairs[2 * m + 1]};
+          write_pairs(target, own, 16 * m + j2 + 1 < shape.q2);
+        }
+      }
+    }
+  }
+}
+
+// Computes and writes rows 8 tile and up of G1[i1] for all items of a window.
+template <typename Products, bool kDirect>
+__device__ __forceinline__ void compute_window(const TwoCoreWindow& window,
+                                               typename Products::Resident& right,
+                                               const TwoCoreShape& shape, int32_t tile,
+                                               const TiledWorkspace& workspace) {
+  using Left = typename Products::Left;
+  constexpr int kGroup = Products::kGroup;
+  const uint32_t tile_offset = tile * shape.steps * 32 * kVectorHalves;
+  const auto load = [&](Left(&group)[kGroup], int32_t first) {
+    if (first >= window.count) return;
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) {
+      const uint32_t left = window.items[min(first + i, window.count - 1)].left;
+      Products::load_left(group[i], workspace, shape.steps, left + tile_offset);
+    }
+  };
+  const auto compute = [&](const Left(&group)[kGroup], int32_t first) {
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) {
+      const int32_t k = first + i;
+      if (k >= window.count) return;
+      if ((window.changes >> k & 1) != 0) {
+        const uint32_t later = k < 31 ? window.changes >> (k + 1) : 0;
+        const int32_t next = later != 0 ? k + __ffs(later) : k;
+        right.advance(workspace, shape, window.items[k].right, window.items[next].right);
+      }
+      float rows[Products::kTiles][4];
+      Products::multiply(rows, right.current, group[i], shape.steps);
+      write_row<Products::kTiles, kDirect>(rows, window, k, shape, tile);
+    }
+  };
+  Left even[kGroup];
+  Left odd[kGroup];
+  load(even, 0);
+  for (int32_t k = 0; k < window.count; k += 2 * kGroup) {
+    load(odd, k + kGroup);
+    compute(even, k);
+    load(even, k + 2 * kGroup);
+    compute(odd, k + kGroup);
+  }
+}
+
 template <int kSteps, int kTiles, bool kThree>
-__global__ void __launch_bounds__(TwoCoreChain<kSteps, kTiles, kThree>::kWarps * 32,
-                                  TwoCoreChain<kSteps, kTiles, kThree>::kBlocks)
+__global__ void __launch_bounds__(TwoCoreProducts<kSteps, kTiles, kThree>::kWarps * 32,
+                                  TwoCoreProducts<kSteps, kTiles, kThree>::kBlocks)
     two_core_kernel(const __grid_constant__ TiledGroup group,
                     const __grid_constant__ BagBatch batch,
                     const __grid_constant__ TiledRange range,
                     const __grid_constant__ TiledWorkspace workspace,
                     const __grid_constant__ PooledOutput output) {
-  using Chain = TwoCoreChain<kSteps, kTiles, kThree>;
-  using Window = TwoCoreWindow<Chain, kSteps, kTiles, kThree>;
+  using Products = TwoCoreProducts<kSteps, kTiles, kThree>;
   __shared__ Segments segments;
-  __shared__ RowTarget all_targets[Chain::kWarps][32];
+  __shared__ RowTarget all_targets[Products::kWarps][32];
+  __shared__ TwoCoreItem all_items[Products::kWarps][32];
   __shared__ int32_t rows_used;
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
   RowTarget* const targets = all_targets[warp];
+  TwoCoreItem* const items = all_items[warp];
   if (threadIdx.x == 0) rows_used = 0;
   load_segments(segments, group, batch, range);
   const int64_t total = segments.first_entry[group.count];
   if (total > range.end_lookup - range.first_lookup) return;  // offsets out of order, reported
-  const int64_t slice = static_cast<int64_t>(blockIdx.x) * Chain::kWarps + warp;
-  const int64_t slices = static_cast<int64_t>(gridDim.x) * Chain::kWarps;
+  const int64_t slice = static_cast<int64_t>(blockIdx.x) * Products::kWarps + warp;
+  const int64_t slices = static_cast<int64_t>(gridDim.x) * Products::kWarps;
   const int32_t warp_begin = static_cast<int32_t>(total * slice / slices);
   const int32_t warp_end = static_cast<int32_t>(total * (slice + 1) / slices);
   wait_for_previous_kernel();
 
-  typename Chain::Right right;
+  typename Products::Resident right;
   for (int32_t f = 0; f < group.count; ++f) {
     const int32_t begin = max(warp_begin, segments.first_entry[f]);
     const int32_t end = min(warp_end, segments.first_entry[f + 1]);
@@ -204,7 +150,7 @@ __global__ void __launch_bounds__(TwoCoreChain<kSteps, kTiles, kThree>::kWarps *
     const TiledFeature& feature = group.features[f];
     const TwoCoreShape shape(feature);
     const bool paired = rows_are_paired(feature, output, shape.q2);
-    int32_t resident = -1;  // i2 of the slice in registers
+    const bool whole = shape.q1 % 8 == 0 && shape.q2 == 16 * kTiles;
     for (int32_t base = begin; base < end; base += 32) {
       const bool active = base + lane < end;
       const int32_t position = min(base + lane, end - 1);
@@ -218,12 +164,12 @@ __global__ void __launch_bounds__(TwoCoreChain<kSteps, kTiles, kThree>::kWarps *
       const uint32_t actives = __ballot_sync(kAllLanes, active);
       uint32_t members = 1u << lane;
       if ((range.disabled & kFoldingDisabled) == 0) {
-        members = __match_any_sync(kAllLanes, static_cast<unsigned long long>(entry.i2) << 32 |
-                                                  entry.outer) &
-                  actives;
+        members =
+            __match_any_sync(kAllLanes, i1 | entry.i2 << 16) & actives;  // both below 2^16
       }
       const bool leads = active && __ffs(members) - 1 == lane;
-      __syncwarp();
+      const uint32_t leaders = __ballot_sync(kAllLanes, leads);
+      const int32_t count = __popc(leaders);
       const EmissionContext context{feature,
                                     range,
                                     workspace,
@@ -231,29 +177,33 @@ __global__ void __launch_bounds__(TwoCoreChain<kSteps, kTiles, kThree>::kWarps *
                                     !kThree,
                                     buffered_shift(32 * shape.steps, true),
                                     base,
-                                    Chain::kBlocks};
-      const uint32_t emitters = plan_row(targets[lane], context, entry, active, members, weight,
-                                         exponent, &rows_used);
-      const Window window{context,
-                          shape,
-                          targets,
-                          feature.packed[0] + i1 * feature.slice_halves[0],
-                          entry.i2,
-                          emitters,
-                          paired};
+                                    Products::kBlocks,
+                                    paired};
+      RowTarget target{};
+      const uint32_t emitters =
+          plan_row(target, context, entry, active, members, weight, exponent, &rows_used);
+      const bool direct =
+          __all_sync(kAllLanes, !active || target.write == RowWrite::kFloatPairs) && whole &&
+          leaders == actives;
+      __syncwarp();  // the last window is done
+      targets[lane] = target;
+      if (leads) {
+        items[__popc(leaders & ((1u << lane) - 1))] =
+            TwoCoreItem{feature.packed[0] + i1 * feature.slice_halves[0],
+                        feature.packed[1] + entry.i2 * feature.slice_halves[1], emitters, 0};
+      }
       __syncwarp();
-      typename Window::Cursor cursor{__ballot_sync(kAllLanes, leads), 0};
-      typename Chain::Left even[Chain::kGroup];
-      typename Chain::Left odd[Chain::kGroup];
-      int even_items[Chain::kGroup];
-      int odd_items[Chain::kGroup];
-      window.load_group(even, even_items, cursor);
-      while (even_items[0] >= 0) {
-        window.load_group(odd, odd_items, cursor);
-        window.multiply_group(even, even_items, right, resident);
-        if (odd_items[0] < 0) break;
-        window.load_group(even, even_items, cursor);
-        window.multiply_group(odd, odd_items, right, resident);
+      const uint32_t own_right = lane < count ? items[lane].right : 0;
+      const uint32_t left_right = __shfl_up_sync(kAllLanes, own_right, 1);
+      const TwoCoreWindow window{
+          items, targets, count,
+          __ballot_sync(kAllLanes, lane < count && (lane == 0 || own_right != left_right))};
+      for (int32_t tile = 0; tile < shape.left_tiles; ++tile) {
+        if (direct) {
+          compute_window<Products, true>(window, right, shape, tile, workspace);
+        } else {
+          compute_window<Products, false>(window, right, shape, tile, workspace);
+        }
       }
     }
   }

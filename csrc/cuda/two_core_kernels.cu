@@ -11,14 +11,14 @@ namespace {
 
 template <int kSteps, int kTiles, bool kThree>
 cudaError_t launch(const TiledLaunch& launch) {
-  using Chain = TwoCoreChain<kSteps, kTiles, kThree>;
+  using Products = TwoCoreProducts<kSteps, kTiles, kThree>;
   const int64_t lookups = launch.range.end_lookup - launch.range.first_lookup;
   if (lookups == 0) return cudaSuccess;
   constexpr int64_t kMinPerWarp = 4;  // fewer lookups would not fill a group
   const int64_t blocks =
-      std::min<int64_t>(static_cast<int64_t>(launch.plan.multiprocessors) * Chain::kBlocks,
-                        (lookups + Chain::kWarps * kMinPerWarp - 1) / (Chain::kWarps * kMinPerWarp));
-  return launch_kernel(two_core_kernel<kSteps, kTiles, kThree>, blocks, Chain::kWarps * 32, 0,
+      std::min<int64_t>(static_cast<int64_t>(launch.plan.multiprocessors) * Products::kBlocks,
+                        (lookups + Products::kWarps * kMinPerWarp - 1) / (Products::kWarps * kMinPerWarp));
+  return launch_kernel(two_core_kernel<kSteps, kTiles, kThree>, blocks, Products::kWarps * 32, 0,
                        launch.plan.dependent_launch, 1, launch.stream, launch.plan.group, launch.batch,
                        launch.range, launch.workspace, launch.output);
 }

@@ -6,57 +6,51 @@
 #pragma once
 
 #include "tiled_segments.cuh"
-#include "wide_products.cuh"
+#include "wide_tile.cuh"
 #include "wide_queue.cuh"
 
 namespace flowtt::cuda {
 
-// The largest product of a launch's features, all parts.
-__device__ __forceinline__ int32_t checkpoint_bytes(const TiledGroup& group, int parts) {
-  int32_t bytes = 0;
-  for (int32_t f = 0; f < group.count; ++f) {
-    const WideShape shape(group.features[f]);
-    bytes = max(bytes, shape.rows * shape.steps2 * 64 * parts);
-  }
-  return bytes;
-}
-
+// Rests in shared memory.
 class Checkpoints {
  public:
-  __device__ __forceinline__ Checkpoints(const TiledWorkspace& workspace, const TiledRange& range,
-                                         int32_t bytes)
-      : workspace_(workspace), range_(range), bytes_(bytes) {}
+  // `bytes`: the largest product of the launch's features, all parts.
+  __device__ __forceinline__ void start(int32_t bytes) {
+    bytes_ = bytes;
+    last_ = published_key_ = 0;
+  }
 
   // Where the product of a tile's only prefix comes from; called by one thread, always the same.
   // `entries` of the tile start at `begin`.
-  __device__ __forceinline__ ProductSource find(const Segments& segments, int32_t feature,
-                                                int32_t prefixes, uint32_t i1, uint32_t i2,
-                                                int32_t begin, int32_t entries,
+  __device__ __forceinline__ ProductSource find(const TiledWorkspace& workspace,
+                                                const TiledRange& range, const Segments& segments,
+                                                int32_t feature, int32_t prefixes, uint32_t i1,
+                                                uint32_t i2, int32_t begin, int32_t entries,
                                                 int32_t* checkpoint) {
     const unsigned long long last = last_;
     last_ = 0;
-    if (prefixes != 1 || (range_.disabled & kSharingDisabled) != 0) {
+    if (prefixes != 1 || (range.disabled & kSharingDisabled) != 0) {
       return ProductSource::kComputed;
     }
     const unsigned long long key = static_cast<unsigned long long>(feature + 1) << 40 |
                                    static_cast<unsigned long long>(i2) << 20 | i1 << 2;
     last_ = key;
     if (last == key) return ProductSource::kLeftBehind;
-    if ((range_.disabled & kCheckpointsDisabled) != 0 || workspace_.checkpoints == nullptr) {
+    if ((range.disabled & kCheckpointsDisabled) != 0 || workspace.checkpoints == nullptr) {
       return ProductSource::kComputed;
     }
     const auto goes_on = [&](int32_t entry) {
       return entry >= segments.first_entry[feature] && entry < segments.first_entry[feature + 1] &&
-             (workspace_.entries[entry].outer & 0xffffu) == i1 && workspace_.entries[entry].i2 == i2;
+             (workspace.entries[entry].outer & 0xffffu) == i1 && workspace.entries[entry].i2 == i2;
     };
     if (!goes_on(begin - 1) && !goes_on(begin + entries)) return ProductSource::kComputed;
     const int32_t places =
         min(kCheckpointTags, static_cast<int32_t>(kCheckpointBytes) / bytes_);
     const int32_t place = static_cast<int32_t>((key * 0x9e3779b97f4a7c15ull >> 40) % places);
     *checkpoint = place;
-    const unsigned long long found = atomicCAS(tags() + place, 0ull, key | kClaimed);
+    const unsigned long long found = atomicCAS(tags(workspace) + place, 0ull, key | kClaimed);
     if (found == 0) {
-      published_ = tags() + place;
+      published_place_ = place;
       published_key_ = key;
       return ProductSource::kPublished;
     }
@@ -66,52 +60,51 @@ class Checkpoints {
   }
 
   // Both by the whole block, from and to the place of the tile's first prefix.
-  __device__ __forceinline__ void publish(int32_t checkpoint, const WideArena& arena, int parts) {
+  __device__ __forceinline__ void publish(const TiledWorkspace& workspace, int32_t checkpoint,
+                                          const WideArena& arena, int parts) const {
     for (int i = 0; i < parts; ++i) {
       const uint32_t source = arena.products + i * arena.product_part_bytes;
       for (uint32_t byte = threadIdx.x * 16; byte < arena.product_bytes; byte += blockDim.x * 16) {
-        *place(checkpoint, i * arena.product_bytes + byte) = load_shared(source + byte);
+        *place(workspace, checkpoint, i * arena.product_bytes + byte) = load_shared(source + byte);
       }
     }
-    has_published_ = true;
   }
-  __device__ __forceinline__ void reload(int32_t checkpoint, const WideArena& arena, int parts) {
+  __device__ __forceinline__ void reload(const TiledWorkspace& workspace, int32_t checkpoint,
+                                         const WideArena& arena, int parts) const {
     for (int i = 0; i < parts; ++i) {
       const uint32_t target = arena.products + i * arena.product_part_bytes;
       for (uint32_t byte = threadIdx.x * 16; byte < arena.product_bytes; byte += blockDim.x * 16) {
-        store_shared(target + byte, __ldcg(place(checkpoint, i * arena.product_bytes + byte)));
+        store_shared(target + byte,
+                     __ldcg(place(workspace, checkpoint, i * arena.product_bytes + byte)));
       }
     }
   }
 
-  // Called by all threads after the barrier that follows publish().
-  __device__ __forceinline__ void announce() {
-    if (!has_published_) return;
-    has_published_ = false;
-    if (threadIdx.x != 0) return;
+  // Called by the thread that finds, after a barrier behind publish() and before it finds again.
+  __device__ __forceinline__ void announce(const TiledWorkspace& workspace) {
+    if (published_key_ == 0) return;
     __threadfence();
-    atomicExch(published_, published_key_ | kReady);
+    atomicExch(tags(workspace) + published_place_, published_key_ | kReady);
+    published_key_ = 0;
   }
 
  private:
   static constexpr unsigned long long kClaimed = 1;
   static constexpr unsigned long long kReady = 2;
 
-  __device__ __forceinline__ unsigned long long* tags() const {
-    return reinterpret_cast<unsigned long long*>(workspace_.control + kQueueWords);
+  static __device__ __forceinline__ unsigned long long* tags(const TiledWorkspace& workspace) {
+    return reinterpret_cast<unsigned long long*>(workspace.control + kQueueWords);
   }
-  __device__ __forceinline__ uint4* place(int32_t checkpoint, uint32_t byte) const {
-    return reinterpret_cast<uint4*>(static_cast<char*>(workspace_.checkpoints) +
+  __device__ __forceinline__ uint4* place(const TiledWorkspace& workspace, int32_t checkpoint,
+                                          uint32_t byte) const {
+    return reinterpret_cast<uint4*>(static_cast<char*>(workspace.checkpoints) +
                                     static_cast<int64_t>(checkpoint) * bytes_ + byte);
   }
 
-  const TiledWorkspace& workspace_;
-  const TiledRange& range_;
   int32_t bytes_;
-  bool has_published_ = false;
-  unsigned long long last_ = 0;  // prefix of the tile planned last, if it has only one
-  unsigned long long* published_ = nullptr;
-  unsigned long long published_key_ = 0;
+  int32_t published_place_;
+  unsigned long long last_;  // prefix of the tile planned last, if it has only one
+  unsigned long long published_key_;
 };
 
 // With fusion disabled, products go through the block's scratch in device memory and back.

@@ -1,6 +1,6 @@
 // The contraction for tables of three cores that the tilings of tiled_contract.cuh do not take:
 // ranks up to 128, q1 and q2 up to 8, q3 up to 16. A block works on one tile of lookups at a time
-// (wide_tile.cuh); while it does stage 2, its first warps plan the next tile, copy the slices of
+// (wide_tile.cuh); while it does stage 2, its first warps plan the next tile and copy the slices of
 // core 1 that it needs to shared memory, and every warp loads its chunk of the next G2[i2].
 
 #pragma once
@@ -8,59 +8,68 @@
 #include "tiled_segments.cuh"
 #include "wide_checkpoints.cuh"
 #include "wide_products.cuh"
-#include "wide_queue.cuh"
 
 namespace flowtt::cuda {
 
 struct WideShared {
   Segments segments;
+  WideArena arenas[kTiledFeaturesPerLaunch];
   WideTile tiles[2];
+  AheadEntries ahead;
   PlanningScratch planning;
-  Claim claim;
-  int32_t next_feature;  // -1: no further tile
-  int32_t next_i2;
+  TileQueue queue;
+  Checkpoints checkpoints;
+  Claim claims[2];  // of each tile, within one feature
+  int32_t claim_features[2];
   int32_t rows_used;
-  int32_t checkpoint_bytes;
 };
 
-__device__ __forceinline__ WideArena wide_arena(const WideShape& shape, uint32_t base,
-                                                int32_t bytes, int32_t most_product_bytes,
-                                                int parts) {
+constexpr int32_t kWideSharedBytes = (sizeof(WideShared) + 127) / 128 * 128;
+
+struct ArenaBytes {
+  int32_t all;
+  int32_t products;  // at most, which less than all only with fusion disabled
+};
+
+__device__ __forceinline__ WideArena make_arena(const TiledFeature& feature, uint32_t base,
+                                                ArenaBytes bytes, int parts, bool paired) {
+  const WideShape shape(feature);
   WideArena arena;
-  arena.product_bytes = shape.rows * shape.steps2 * 64;
+  arena.q1 = shape.q1;
+  arena.q2 = shape.q2;
+  arena.q3 = shape.q3;
+  arena.q1_shift = shape.q1_shift;
+  arena.rows = shape.rows;
+  arena.tiles3 = shape.tiles3;
+  arena.third_lanes = shape.columns * 4;
+  arena.buffered_shift = buffered_shift(shape.r1 * shape.r2, false);
+  arena.paired = paired;
+  arena.product_bytes = shape.rows * shape.steps * 64;
   arena.capacity = min(min(kMaxTilePrefixes, kMaxStackedRows >> shape.q1_shift),
-                       min(bytes / shape.prefix_bytes(parts),
-                           most_product_bytes / static_cast<int32_t>(arena.product_bytes * parts)));
+                       min(bytes.all / shape.prefix_bytes(parts),
+                           bytes.products / static_cast<int32_t>(arena.product_bytes * parts)));
   const int32_t whole_tiles = arena.capacity >> (4 - shape.q1_shift) << (4 - shape.q1_shift);
   arena.capacity = whole_tiles > 0 ? whole_tiles : max(arena.capacity, 1);
   arena.first = base;
-  arena.first_part_bytes = (arena.capacity << shape.q1_shift) * shape.steps1 * 64;
+  arena.first_part_bytes = (arena.capacity << shape.q1_shift) * shape.steps * 64;
   arena.products = base + parts * arena.first_part_bytes;
   arena.product_part_bytes = arena.capacity * arena.product_bytes;
   return arena;
 }
 
-__device__ __forceinline__ int32_t feature_of_entry(const Segments& segments, int32_t count,
-                                                    int32_t entry) {
-  int32_t f = 0;
-  while (f + 1 < count && segments.first_entry[f + 1] <= entry) ++f;
-  return f;
-}
-
 // Copies the slices of core 1 of the tile's prefixes, by the planning warps.
-template <int kParts>
+template <int kSteps, int kParts>
 __device__ __forceinline__ void copy_first(const WideTile& tile, const WideArena& arena,
-                                           const WideShape& shape, const TiledFeature& feature,
+                                           const TiledFeature& feature,
                                            const TiledWorkspace& workspace) {
+  constexpr int kUnits = kSteps * 4;
   const int lane = threadIdx.x % 32;
-  const int32_t units = shape.steps1 * 4;
   for (int32_t x = threadIdx.x / 32; x < tile.prefixes; x += kPlanningWarps) {
     const uint32_t offset = feature.packed[0] + tile.i1[x] * feature.slice_halves[0];
-    for (int32_t v = lane; v < units << shape.q1_shift; v += 32) {
-      const int32_t row = v / units;
-      const int32_t stacked = (x << shape.q1_shift) + row;
-      const uint32_t target = arena.first + stacked * shape.steps1 * 64 +
-                              ((v - row * units) ^ swizzle(stacked, shape.steps1)) * 16;
+    for (int32_t v = lane; v < kUnits << arena.q1_shift; v += 32) {
+      const int32_t stacked = (x << arena.q1_shift) + v / kUnits;
+      const uint32_t target =
+          arena.first + stacked * kUnits * 16 + (v % kUnits ^ swizzle<kSteps>(stacked)) * 16;
 #pragma unroll
       for (int i = 0; i < kParts; ++i) {
         const __half* packed = i == 0 ? workspace.packed_high : workspace.packed_low;
@@ -73,59 +82,43 @@ __device__ __forceinline__ void copy_first(const WideTile& tile, const WideArena
 // The rows of a tile's distinct ids, by all warps, each taking the next that is left.
 template <int kSteps, bool kThree>
 __device__ __forceinline__ void compute_rows(WideTile& tile, const WideArena& arena,
-                                             const WideShape& shape, const TiledFeature& feature,
-                                             const TiledWorkspace& workspace,
-                                             const PooledOutput& output) {
+                                             const TiledWorkspace& workspace) {
   using Products = WideProducts<kSteps, kThree>;
-  using Third = typename Products::Third;
   const int lane = threadIdx.x % 32;
-  const int32_t count = tile.distinct * shape.tiles3;
-  const bool paired = rows_are_paired(feature, output, shape.q3);
+  const int32_t count = tile.item_count;
+  const int32_t lanes = arena.third_lanes;
+  const int32_t rows = arena.rows;
+  const int32_t q3 = arena.q3;
   const auto take = [&] {
-    int32_t product = 0;
-    if (lane == 0) product = atomicAdd(&tile.next_product, 1);
-    return __shfl_sync(kAllLanes, product, 0);
+    int32_t number = 0;
+    if (lane == 0) number = atomicAdd(&tile.next_item, 1);
+    return __shfl_sync(kAllLanes, number, 0);
   };
-  const auto load = [&](Third& third, int32_t product) {
-    if (product >= count) return;
-    const int32_t leader = tile.leaders[product / shape.tiles3];
-    Products::load_third(third, workspace, feature, shape, tile.i3[leader],
-                         product % shape.tiles3);
-  };
-  const auto emit = [&](const Third& third, int32_t product) {
-    const int32_t leader = tile.leaders[product / shape.tiles3];
-    const int32_t x = tile.prefix_of[leader];
-    const int32_t j3 = product % shape.tiles3 * 8 + lane % 4 * 2;
-    for (int32_t tile_row = 0; tile_row < shape.rows; tile_row += 16) {
+  typename Products::Third third = {};
+  int32_t number = take();
+  if (number >= count) return;
+  WideItem item = tile.items[number];
+  Products::load_third(third, workspace, item.third, lanes);
+  while (number < count) {
+    number = take();
+    const WideItem next = tile.items[min(number, count - 1)];
+    const int32_t j3 = item.column + lane % 4 * 2;
+    for (int32_t tile_row = 0; tile_row < rows; tile_row += 16) {
       float row[4];
-      Products::stage2_tile(row, third, arena, shape, x, tile_row);
+      Products::stage2_tile(row, third, arena, arena.products + item.product, tile_row);
+      // The next slice arrives while this row is written.
+      if (tile_row + 16 >= rows && number < count) {
+        Products::load_third(third, workspace, next.third, lanes);
+      }
       const int32_t m = tile_row + lane / 4;
-      for (uint32_t lanes = tile.emitters[leader]; lanes != 0; lanes &= lanes - 1) {
-        const RowTarget target = tile.targets[leader / 32 * 32 + __ffs(lanes) - 1];
-#pragma unroll
-        for (int lower = 0; lower < 2; ++lower) {
-          if (m + 8 * lower >= shape.rows || j3 >= shape.q3) continue;
-          emit_pair(target, paired, j3 + 1 < shape.q3, output.type, !kThree,
-                    (m + 8 * lower) * shape.q3 + j3, row[2 * lower], row[2 * lower + 1]);
-        }
+      const ColumnPair pairs[2] = {
+          {m * q3 + j3, m < rows && j3 < q3, row[0], row[1]},
+          {(m + 8) * q3 + j3, m + 8 < rows && j3 < q3, row[2], row[3]}};
+      for (uint32_t entries = item.emitters; entries != 0; entries &= entries - 1) {
+        write_pairs(tile.targets[item.first + __ffs(entries) - 1], pairs, j3 + 1 < q3);
       }
     }
-  };
-  Third third;
-  int32_t product = take();
-  load(third, product);
-  while (product < count) {
-    const int32_t next = take();
-    if constexpr (Products::kLoadsAhead) {
-      Third ahead;
-      load(ahead, next);
-      emit(third, product);
-      third = ahead;
-    } else {
-      emit(third, product);
-      load(third, next);
-    }
-    product = next;
+    item = next;
   }
 }
 
@@ -138,109 +131,123 @@ __global__ void __launch_bounds__(kWideWarps * 32, WideProducts<kSteps, kThree>:
                          const __grid_constant__ PooledOutput output, int32_t arena_bytes) {
   using Products = WideProducts<kSteps, kThree>;
   constexpr int kParts = Products::kParts;
-  __shared__ WideShared shared;
+  constexpr int32_t kScratchBytes =
+      static_cast<int32_t>(kScratchBytesPerMultiprocessor) / Products::kBlocks;
   extern __shared__ __align__(128) char dynamic[];
-  const uint32_t arena_base = shared_address(dynamic);
+  WideShared& shared = *reinterpret_cast<WideShared*>(dynamic);
+  const uint32_t arena_base = shared_address(dynamic) + kWideSharedBytes;
   const int warp = threadIdx.x / 32;
   const bool plans = warp < kPlanningWarps;
   const bool fused = (range.disabled & kFusionDisabled) == 0;
-  const int32_t scratch_bytes =
-      static_cast<int32_t>(kScratchBytesPerMultiprocessor) / Products::kBlocks;
+  const Segments& segments = shared.segments;
 
   if (plans) clear_planning(shared.planning, threadIdx.x, kTileEntries);
-  if (threadIdx.x == 0) {
-    shared.rows_used = 0;
-    shared.checkpoint_bytes = checkpoint_bytes(group, kParts);
+  if (threadIdx.x < group.count) {
+    const TiledFeature& feature = group.features[threadIdx.x];
+    shared.arenas[threadIdx.x] =
+        make_arena(feature, arena_base, {arena_bytes, fused ? arena_bytes : kScratchBytes}, kParts,
+                   rows_are_paired(feature, output, feature.q[2]));
   }
   load_segments(shared.segments, group, batch, range);
-  const Segments& segments = shared.segments;
   const int32_t total = segments.first_entry[group.count];
   if (total > range.end_lookup - range.first_lookup) return;  // offsets out of order, reported
   wait_for_previous_kernel();
 
-  Checkpoints checkpoints(workspace, range, shared.checkpoint_bytes);
-  TileQueue queue(workspace.control, warp == 0 ? total : 0,
-                  warp == 0 && (range.disabled & kStealingDisabled) == 0);
-  if (threadIdx.x == 0) shared.claim = queue.claim();
-  __syncthreads();
-
-  AheadEntry ahead;
-  int32_t ahead_feature = 0;
-  const auto arena_of = [&](const WideShape& shape) {
-    return wide_arena(shape, arena_base, arena_bytes, fused ? arena_bytes : scratch_bytes, kParts);
+  // The ticket of warp 0's last request, in lane 0.
+  uint32_t ticket = 0;
+  // By warp 0, both. The claim of a tile ends with its feature.
+  const auto publish_claim = [&](const TileQueue& queue, int tile) {
+    Claim claim = queue.claim();
+    int32_t f = 0;
+    while (f + 1 < group.count && segments.first_entry[f + 1] <= claim.begin) ++f;
+    claim.end = min(claim.end, segments.first_entry[f + 1]);
+    if (threadIdx.x != 0) return;
+    shared.queue = queue;
+    shared.claims[tile] = claim;
+    shared.claim_features[tile] = f;
   };
-  // Both by the planning warps.
-  const auto load_ahead = [&] {
-    const Claim claim = shared.claim;
-    ahead_feature = feature_of_entry(segments, group.count, claim.begin);
-    ahead.load(workspace, claim.begin, min(claim.end, segments.first_entry[ahead_feature + 1]));
+  const auto advance = [&](int32_t entries, int tile) {
+    TileQueue queue = shared.queue;
+    __syncwarp();
+    queue.advance(entries, ticket);
+    publish_claim(queue, tile);
   };
-  const auto plan_next = [&](WideTile& tile) {
-    const Claim claim = shared.claim;
+  // By the planning warps.
+  const auto plan_next = [&](int next) {
+    WideTile& tile = shared.tiles[next];
+    const Claim claim = shared.claims[next];
     if (claim.begin >= claim.end) {
       if (threadIdx.x == 0) tile.entries = 0;
       return;
     }
-    const TiledFeature& feature = group.features[ahead_feature];
-    const WideShape shape(feature);
-    const WideArena arena = arena_of(shape);
-    plan_tile(tile, shared.planning, ahead, feature, ahead_feature, range, workspace, output,
-              !kThree, Products::kBlocks, claim.begin, arena.capacity, &shared.rows_used,
-              [&](int32_t prefixes, uint32_t i1, int32_t entries, int32_t* checkpoint) {
-                return checkpoints.find(segments, ahead_feature, prefixes, i1, ahead.lead_i2,
-                                        claim.begin, entries, checkpoint);
-              });
+    const int32_t f = shared.claim_features[next];
+    const TiledFeature& feature = group.features[f];
+    const WideArena& arena = shared.arenas[f];
+    plan_tile<kSteps>(
+        tile, shared.planning, shared.ahead, arena,
+        EmissionContext{feature, range, workspace, output, !kThree, arena.buffered_shift, 0,
+                        Products::kBlocks, arena.paired},
+        f, claim, &shared.rows_used,
+        [&](int32_t prefixes, uint32_t i1, uint32_t i2, int32_t entries, int32_t* checkpoint) {
+          return shared.checkpoints.find(workspace, range, segments, f, prefixes, i1, i2,
+                                         claim.begin, entries, checkpoint);
+        });
     if (tile.source == ProductSource::kComputed || tile.source == ProductSource::kPublished) {
-      copy_first<kParts>(tile, arena, shape, feature, workspace);
+      copy_first<kSteps, kParts>(tile, arena, feature, workspace);
     }
-    if (warp == 0) {
-      queue.advance(tile.entries);
-      if (threadIdx.x == 0) shared.claim = queue.claim();
-    }
+    if (warp == 0) advance(tile.entries, next ^ 1);
   };
 
+  if (warp == 0) {
+    if (threadIdx.x == 0) {
+      shared.rows_used = 0;
+      uint32_t largest = 0;
+      for (int32_t f = 0; f < group.count; ++f) {
+        largest = max(largest, shared.arenas[f].product_bytes);
+      }
+      shared.checkpoints.start(static_cast<int32_t>(largest) * kParts);
+    }
+    TileQueue queue;
+    queue.start(workspace.control, total, (range.disabled & kStealingDisabled) == 0, ticket);
+    publish_claim(queue, 0);
+  }
+  __syncthreads();
+  if (plans) {
+    shared.ahead.copy(workspace, shared.claims[0]);
+    wait_for_copies();
+    partial_barrier(kTileEntries);
+    plan_next(0);
+  }
   typename Products::Second second;
   second.resident = 0xffffffffu;
-  if (plans) {
-    load_ahead();
-    plan_next(shared.tiles[0]);
-  }
   for (int current = 0;; current ^= 1) {
     wait_for_copies();
     __syncthreads();  // the tile is planned, its slices are there, the products are free
     WideTile& tile = shared.tiles[current];
     if (tile.entries == 0) break;
-    checkpoints.announce();
-    const TiledFeature& feature = group.features[tile.feature];
-    const WideShape shape(feature);
-    const WideArena arena = arena_of(shape);
-    if (plans) load_ahead();
+    const WideArena& arena = shared.arenas[tile.feature];
+    if (threadIdx.x == 0) shared.checkpoints.announce(workspace);
+    const int next_tile = current ^ 1;
+    if (plans) shared.ahead.copy(workspace, shared.claims[next_tile]);
     if (tile.source == ProductSource::kReloaded) {
-      checkpoints.reload(tile.checkpoint, arena, kParts);
+      shared.checkpoints.reload(workspace, tile.checkpoint, arena, kParts);
     } else if (tile.source != ProductSource::kLeftBehind) {
-      Products::stage1(second, tile, arena, shape, workspace, feature);
+      Products::stage1(second, tile, arena, workspace);
     }
-    if (threadIdx.x == 0) {
-      const bool more = shared.claim.begin < shared.claim.end;
-      shared.next_feature = more ? ahead_feature : -1;
-      shared.next_i2 = more ? ahead.lead_i2 : 0;
-    }
+    wait_for_copies();
     __syncthreads();  // the products are there, the slices of core 1 are free
     if (tile.source == ProductSource::kPublished) {
-      checkpoints.publish(tile.checkpoint, arena, kParts);
+      shared.checkpoints.publish(workspace, tile.checkpoint, arena, kParts);
     }
-    if (!fused) pass_through_memory(workspace, arena, tile.prefixes, kParts, scratch_bytes);
-    if (shared.next_feature >= 0) {
-      const TiledFeature& next = group.features[shared.next_feature];
-      const WideShape next_shape(next);
-      const typename Products::Share share(next_shape);
-      if (warp < share.count()) {
-        Products::load_second(second, workspace, next, next_shape, shared.next_i2,
-                              warp % share.chunks);
-      }
+    if (!fused) pass_through_memory(workspace, arena, tile.prefixes, kParts, kScratchBytes);
+    if (shared.claims[next_tile].begin < shared.claims[next_tile].end) {
+      const TiledFeature& next = group.features[shared.claim_features[next_tile]];
+      Products::load_first_chunk(
+          second, workspace, next.q[1],
+          next.packed[1] + shared.ahead.entries[0].i2 * next.slice_halves[1]);
     }
-    if (plans) plan_next(shared.tiles[current ^ 1]);
-    compute_rows<kSteps, kThree>(tile, arena, shape, feature, workspace, output);
+    if (plans) plan_next(next_tile);
+    compute_rows<kSteps, kThree>(tile, arena, workspace);
   }
 }
 

@@ -9,13 +9,25 @@
 
 namespace flowtt::cuda {
 
-enum class RowKind : uint32_t { kStored, kAdded, kBuffered, kElsewhere };
+// How a row is written. Rows are paired when all of them are aligned to pairs of columns and runs of
+// the last core's columns have an even length.
+enum class RowWrite : uint32_t {
+  kFloatPairs,          // of the output: not read again soon
+  kFloatPairsBuffered,  // of the buffer
+  kHalfPairs,
+  kBFloatPairs,
+  kAddedPairs,
+  kFloats,
+  kHalves,
+  kBFloats,
+  kAdded,
+};
 
 // Where one lookup's row goes, in shared memory.
-struct RowTarget {
+struct alignas(16) RowTarget {
   char* row;  // the feature's first column
   float factor;
-  RowKind kind;
+  RowWrite write;
 };
 
 // Buffered fp16 rows are scaled down by 2^shift, so that the largest of them fit: a product of
@@ -34,6 +46,7 @@ struct EmissionContext {
   int32_t buffered_shift;  // of fp16 rows
   int32_t first_entry;     // position of the warp's lane 0 in `entries`
   int32_t blocks;          // of a multiprocessor, which share its part of the buffer
+  bool paired;
 };
 
 // Plans the lane's row. All lanes call it; `active` is false where there is no lookup. `members`
@@ -49,7 +62,9 @@ __device__ __forceinline__ uint32_t plan_row(RowTarget& target, const EmissionCo
   const int64_t sample = entry.sample & ~kLoneLookup;
   const uint32_t pooled = __ballot_sync(kAllLanes, active && !lone) & members;
   float factor = ldexpf(weight, -exponent);
-  RowKind kind = lone ? RowKind::kStored : RowKind::kAdded;
+  ElementType type = context.output.type;
+  bool adds = !lone;
+  bool elsewhere = false;  // another lane writes the row
   uint32_t slot = kAddedRow;
   const bool buffers = workspace.rows != nullptr && active && !lone &&
                        __popc(pooled) >= context.range.buffered_sharers;
@@ -71,7 +86,9 @@ __device__ __forceinline__ uint32_t plan_row(RowTarget& target, const EmissionCo
   }
   const int64_t row_stride = context.output.row_stride;
   if (buffers && slot != kAddedRow) {
-    kind = owner == lane ? RowKind::kBuffered : RowKind::kElsewhere;
+    adds = false;
+    elsewhere = owner != lane;
+    type = context.rows_are_half ? ElementType::kFloat16 : ElementType::kFloat32;
     factor = context.rows_are_half ? ldexpf(1.0f, -context.buffered_shift) : 1.0f;
     target.row = static_cast<char*>(workspace.rows) +
                  static_cast<int64_t>(slot) * workspace.buffered_row_elements *
@@ -86,53 +103,88 @@ __device__ __forceinline__ uint32_t plan_row(RowTarget& target, const EmissionCo
                      (context.output.type == ElementType::kFloat32 ? 4 : 2);
   }
   target.factor = factor;
-  target.kind = kind;
-  return __ballot_sync(kAllLanes, active && kind != RowKind::kElsewhere) & members;
+  if (context.paired) {
+    target.write = adds                               ? RowWrite::kAddedPairs
+                   : type == ElementType::kFloat16    ? RowWrite::kHalfPairs
+                   : type == ElementType::kBFloat16   ? RowWrite::kBFloatPairs
+                   : buffers && slot != kAddedRow     ? RowWrite::kFloatPairsBuffered
+                                                      : RowWrite::kFloatPairs;
+  } else {
+    target.write = adds                             ? RowWrite::kAdded
+                   : type == ElementType::kFloat16  ? RowWrite::kHalves
+                   : type == ElementType::kBFloat16 ? RowWrite::kBFloats
+                                                    : RowWrite::kFloats;
+  }
+  return __ballot_sync(kAllLanes, active && !elsewhere) & members;
 }
 
-__device__ __forceinline__ void store_half_pair(char* row, bool bfloat, int column, float first,
-                                                float second) {
-  uint32_t word;
-  if (bfloat) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(first, second);
-    word = *reinterpret_cast<const uint32_t*>(&pair);
-  } else {
-    word = round_pair(first, second);
+// Two neighbouring columns of a row, unscaled; `second` may be behind the last column.
+struct ColumnPair {
+  int32_t column;
+  bool exists;
+  float first;
+  float second;
+};
+
+// Rare, so kept out of line.
+inline __device__ __noinline__ void write_unpaired(char* row, RowWrite write, int32_t column,
+                                                   float first, float second, bool has_second) {
+  if (write == RowWrite::kAdded) {
+    float* const sums = reinterpret_cast<float*>(row) + column;
+    atomicAdd(sums, first);
+    if (has_second) atomicAdd(sums + 1, second);
+    return;
   }
-  __stcs(reinterpret_cast<uint32_t*>(reinterpret_cast<__half*>(row) + column), word);
+  const ElementType type = write == RowWrite::kHalves    ? ElementType::kFloat16
+                           : write == RowWrite::kBFloats ? ElementType::kBFloat16
+                                                         : ElementType::kFloat32;
+  store_element<float>(row, type, column, first);
+  if (has_second) store_element<float>(row, type, column + 1, second);
 }
 
-// Writes columns `column` and `column + 1` of a row, the second if there is one. `paired`: every row
-// is aligned to pairs and has an even number of columns in each run of the last core.
-__device__ __forceinline__ void emit_pair(const RowTarget& target, bool paired, bool has_second,
-                                          ElementType output_type, bool rows_are_half, int column,
-                                          float first, float second) {
-  first *= target.factor;
-  second *= target.factor;
-  ElementType type = output_type;
-  if (target.kind == RowKind::kBuffered) {
-    type = rows_are_half ? ElementType::kFloat16 : ElementType::kFloat32;
-  }
-  if (target.kind == RowKind::kAdded) {
-    float* const sum = reinterpret_cast<float*>(target.row) + column;
-    if (paired) {
-      add_pair(sum, first, second);
-    } else {
-      atomicAdd(sum, first);
-      if (has_second) atomicAdd(sum + 1, second);
+// Writes a lane's columns of a row.
+template <int kPairs>
+__device__ __forceinline__ void write_pairs(const RowTarget& target,
+                                            const ColumnPair (&pairs)[kPairs], bool has_second) {
+  const float factor = target.factor;
+  const auto each = [&](auto&& write) {
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      if (pairs[i].exists) {
+        write(pairs[i].column, pairs[i].first * factor, pairs[i].second * factor);
+      }
     }
-  } else if (!paired) {
-    store_element<float>(target.row, type, column, first);
-    if (has_second) store_element<float>(target.row, type, column + 1, second);
-  } else if (type == ElementType::kFloat32) {
-    float2* const pair = reinterpret_cast<float2*>(reinterpret_cast<float*>(target.row) + column);
-    if (target.kind == RowKind::kStored) {
-      __stcs(pair, make_float2(first, second));
-    } else {
-      *pair = make_float2(first, second);
-    }
+  };
+  float* const floats = reinterpret_cast<float*>(target.row);
+  __half* const halves = reinterpret_cast<__half*>(target.row);
+  if (target.write == RowWrite::kFloatPairs) {
+    each([&](int32_t column, float first, float second) {
+      __stcs(reinterpret_cast<float2*>(floats + column), make_float2(first, second));
+    });
+  } else if (target.write == RowWrite::kHalfPairs) {
+    each([&](int32_t column, float first, float second) {
+      *reinterpret_cast<uint32_t*>(halves + column) = round_pair(first, second);
+    });
+  } else if (target.write == RowWrite::kAddedPairs) {
+    each([&](int32_t column, float first, float second) {
+      add_pair(floats + column, first, second);
+    });
+  } else if (target.write == RowWrite::kFloatPairsBuffered) {
+    each([&](int32_t column, float first, float second) {
+      *reinterpret_cast<float2*>(floats + column) = make_float2(first, second);
+    });
+  } else if (target.write == RowWrite::kBFloatPairs) {
+    each([&](int32_t column, float first, float second) {
+      *reinterpret_cast<__nv_bfloat162*>(halves + column) = __floats2bfloat162_rn(first, second);
+    });
   } else {
-    store_half_pair(target.row, type == ElementType::kBFloat16, column, first, second);
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      if (pairs[i].exists) {
+        write_unpaired(target.row, target.write, pairs[i].column, pairs[i].first * factor,
+                       pairs[i].second * factor, has_second);
+      }
+    }
   }
 }
 

@@ -38,7 +38,7 @@ cudaError_t launch_wide_contract(const TiledLaunch& launch) {
   if (error != cudaSuccess) return error;
   const int32_t available =
       std::min(block_bytes, multiprocessor_bytes / kBlocks - reserved_bytes) -
-      static_cast<int32_t>(sizeof(WideShared)) - kArenaSlack;
+      kWideSharedBytes - kArenaSlack;
   // No more than any feature has a use for: the rest stays with the L1 cache.
   int32_t arena_bytes = 0;
   for (int32_t f = 0; f < launch.plan.group.count; ++f) {
@@ -48,7 +48,7 @@ cudaError_t launch_wide_contract(const TiledLaunch& launch) {
     arena_bytes = std::max(arena_bytes, prefixes * shape.prefix_bytes(kThree ? 2 : 1));
   }
   arena_bytes = std::min(arena_bytes, available / 128 * 128);
-  const size_t dynamic_bytes = static_cast<size_t>(arena_bytes + kArenaSlack);
+  const size_t dynamic_bytes = static_cast<size_t>(kWideSharedBytes + arena_bytes + kArenaSlack);
   error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                static_cast<int>(dynamic_bytes));
   if (error != cudaSuccess) return error;

@@ -55,27 +55,27 @@ __device__ __forceinline__ VectorSource vector_source(const TiledFeature& featur
   }
   const WideShape shape(feature);
   if constexpr (kRole == PackedRole::kFirst) {
-    const int32_t row = v / (4 * shape.steps1);
-    source.k = v % (4 * shape.steps1) * 8;
+    const int32_t row = v / (4 * shape.steps);
+    source.k = v % (4 * shape.steps) * 8;
     source.k_end = shape.r1;
     source.columns = row < shape.q1;
     source.k_stride = 1;
     source.first = row * shape.r1 + source.k;
   } else if constexpr (kRole == PackedRole::kSecond) {
     const int32_t lane = v % 32;
-    const int32_t step = v / 32 % shape.steps1;
-    const int32_t u = v / 32 / shape.steps1 % 4;
-    const int32_t group = v / 32 / shape.steps1 / 4;
-    const int32_t right = group % shape.steps2 * 32 + lane / 8 * 8 + 2 * u + lane / 4 % 2;
+    const int32_t step = v / 32 % shape.steps;
+    const int32_t u = v / 32 / shape.steps % 4;
+    const int32_t group = v / 32 / shape.steps / 4;
+    const int32_t right = group % shape.steps * 32 + lane / 8 * 8 + 2 * u + lane / 4 % 2;
     source.k = 32 * step + 2 * (lane % 4);
     source.k_end = shape.r1;
     source.columns = right < shape.r2;
     source.k_stride = shape.q2 * shape.r2;
-    source.first = source.k * source.k_stride + group / shape.steps2 * shape.r2 + right;
+    source.first = source.k * source.k_stride + group / shape.steps * shape.r2 + right;
   } else {
     const int32_t g = v / 4 % shape.columns;
-    const int32_t step = v / 4 / shape.columns % shape.steps2;
-    const int32_t column = v / 4 / shape.columns / shape.steps2 * 8 + g;
+    const int32_t step = v / 4 / shape.columns % shape.steps;
+    const int32_t column = v / 4 / shape.columns / shape.steps * 8 + g;
     source.k = 32 * step + 2 * (v % 4);
     source.k_end = shape.r2;
     source.columns = column < shape.q3;
@@ -91,19 +91,31 @@ template <typename core_t>
 __device__ __forceinline__ float largest_magnitude(const core_t* slice, int32_t numel, int rank,
                                                    int team, float* warp_maxima) {
   float largest = 0.0f;
-  constexpr int kUnroll = 8;
-  for (int32_t base = rank; base < numel; base += kUnroll * team) {
-    float values[kUnroll];
+  const auto include = [&](float value) {
+    const float magnitude = fabsf(value);
+    largest = magnitude <= largest ? largest : magnitude;
+  };
+  constexpr int kPerVector = 16 / sizeof(core_t);
+  if (numel % kPerVector == 0 && reinterpret_cast<uintptr_t>(slice) % 16 == 0) {
+    const uint4* vectors = reinterpret_cast<const uint4*>(slice);
+    const int32_t count = numel / kPerVector;
+    constexpr int kUnroll = 4;
+    for (int32_t base = rank; base < count; base += kUnroll * team) {
+      uint4 loaded[kUnroll];
 #pragma unroll
-    for (int i = 0; i < kUnroll; ++i) {
-      const int32_t element = base + i * team;
-      values[i] = element < numel ? to_accumulator<float>(slice[element]) : 0.0f;
-    }
+      for (int i = 0; i < kUnroll; ++i) {
+        loaded[i] = base + i * team < count ? __ldg(vectors + base + i * team)
+                                            : make_uint4(0, 0, 0, 0);
+      }
 #pragma unroll
-    for (int i = 0; i < kUnroll; ++i) {
-      const float magnitude = fabsf(values[i]);
-      largest = magnitude <= largest ? largest : magnitude;
+      for (int i = 0; i < kUnroll; ++i) {
+        const core_t* elements = reinterpret_cast<const core_t*>(&loaded[i]);
+#pragma unroll
+        for (int e = 0; e < kPerVector; ++e) include(to_accumulator<float>(elements[e]));
+      }
     }
+  } else {
+    for (int32_t i = rank; i < numel; i += team) include(to_accumulator<float>(slice[i]));
   }
   uint32_t bits = __reduce_max_sync(kAllLanes, __float_as_uint(largest));
   if (team > 32) {
@@ -130,20 +142,32 @@ __device__ __forceinline__ void pack_wide_slice(const TiledFeature& feature,
   const int64_t offset =
       feature.packed[core] + static_cast<int64_t>(index) * feature.slice_halves[core];
   const int32_t vectors = static_cast<int32_t>(feature.slice_halves[core]) / kVectorHalves;
-  for (int32_t v = rank; v < vectors; v += team) {
-    const VectorSource source = vector_source<kRole>(feature, v);
-    float values[kVectorHalves];
+  __half* const high = workspace.packed_high + offset;
+  __half* const low = workspace.packed_low != nullptr ? workspace.packed_low + offset : nullptr;
+  constexpr int kBatch = 2;  // vectors loaded before the first is stored
+  for (int32_t base = rank; base < vectors; base += kBatch * team) {
+    float values[kBatch][kVectorHalves];
 #pragma unroll
-    for (int e = 0; e < kVectorHalves; ++e) {
-      const int k = summed_offset<kRole>(e);
-      const int column = kRole == PackedRole::kRight ? e / 2 % 2 : 0;
-      values[e] = source.k + k < source.k_end && column < source.columns
-                      ? to_accumulator<float>(slice[source.first + k * source.k_stride + column])
-                      : 0.0f;
+    for (int i = 0; i < kBatch; ++i) {
+      const VectorSource source = vector_source<kRole>(feature, base + i * team);
+#pragma unroll
+      for (int e = 0; e < kVectorHalves; ++e) {
+        const int k = summed_offset<kRole>(e);
+        const int column = kRole == PackedRole::kRight ? e / 2 % 2 : 0;
+        const bool exists = base + i * team < vectors && source.k + k < source.k_end &&
+                            column < source.columns;
+        values[i][e] =
+            exists ? to_accumulator<float>(slice[source.first + k * source.k_stride + column])
+                   : 0.0f;
+      }
     }
-    __half* const low = workspace.packed_low;
-    store_packed<kVectorHalves>(values, scale, workspace.packed_high + offset + v * kVectorHalves,
-                                low != nullptr ? low + offset + v * kVectorHalves : nullptr);
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int32_t v = base + i * team;
+      if (v >= vectors) break;
+      store_packed<kVectorHalves>(values[i], scale, high + v * kVectorHalves,
+                                  low != nullptr ? low + v * kVectorHalves : nullptr);
+    }
   }
 }
 

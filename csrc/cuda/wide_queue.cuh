@@ -20,29 +20,35 @@ struct Claim {
   int32_t end;
 };
 
-// The queues as one warp sees them; its members are the same in every lane.
+// The queues as one warp sees them; its members are the same in every lane. It rests in shared
+// memory, but for the ticket that the last request brings, which may still be under way.
 class TileQueue {
  public:
-  __device__ __forceinline__ TileQueue(uint32_t* queues, int32_t entries, bool steals)
-      : queues_(queues), entries_(entries), steals_(steals) {
+  __device__ __forceinline__ void start(uint32_t* queues, int32_t entries, bool steals,
+                                        uint32_t& ticket) {
+    queues_ = queues;
+    entries_ = entries;
+    steals_ = steals;
     granules_ = (entries + kGranule - 1) / kGranule;
     claim_ = spare_ = {0, 0};
     own_left_ = count(blockIdx.x) > 0;
-    request();
-    while (claim_.begin == claim_.end && refill()) {
+    requested_ = 0;
+    request(ticket);
+    while (claim_.begin == claim_.end && refill(ticket)) {
     }
+    if (requested_ == 0) request(ticket);
   }
 
   __device__ __forceinline__ Claim claim() const { return claim_; }
 
   // The next `entries` of the claim are being worked on. Granules are asked for one call before
   // they are needed, so that nothing waits for an atomic operation.
-  __device__ __forceinline__ void advance(int32_t entries) {
+  __device__ __forceinline__ void advance(int32_t entries, uint32_t& ticket) {
     claim_.begin += entries;
-    accept();
-    while (claim_.begin == claim_.end && refill()) {
+    accept(ticket);
+    while (claim_.begin == claim_.end && refill(ticket)) {
     }
-    if (requested_ == 0) request();
+    if (requested_ == 0) request(ticket);
   }
 
  private:
@@ -50,7 +56,8 @@ class TileQueue {
   static constexpr int32_t kAhead = 4 * kGranule;
 
   __device__ __forceinline__ int32_t first(int32_t block) const {
-    return static_cast<int32_t>(static_cast<int64_t>(granules_) * block / gridDim.x);
+    // At most 2^20 lookups in a range and kQueueWords blocks: below 2^25.
+    return static_cast<int32_t>(static_cast<uint32_t>(granules_ * block) / gridDim.x);
   }
   __device__ __forceinline__ int32_t count(int32_t block) const {
     return first(block + 1) - first(block);
@@ -61,16 +68,16 @@ class TileQueue {
     return {min(begin * kGranule, entries_), min(end * kGranule, entries_)};
   }
 
-  __device__ __forceinline__ void request() {
+  __device__ __forceinline__ void request(uint32_t& ticket) {
     const int32_t missing = kAhead - (claim_.end - claim_.begin);
     if (!own_left_ || missing <= 0 || spare_.begin < spare_.end) return;
     requested_ = (missing + kGranule - 1) / kGranule;
-    if (threadIdx.x % 32 == 0) ticket_ = atomicAdd(queues_ + blockIdx.x, requested_);
+    if (threadIdx.x % 32 == 0) ticket = atomicAdd(queues_ + blockIdx.x, requested_);
   }
 
-  __device__ __forceinline__ void accept() {
+  __device__ __forceinline__ void accept(uint32_t received) {
     if (requested_ == 0) return;
-    const int32_t ticket = static_cast<int32_t>(__shfl_sync(kAllLanes, ticket_, 0));
+    const int32_t ticket = static_cast<int32_t>(__shfl_sync(kAllLanes, received, 0));
     own_left_ = ticket + requested_ < count(blockIdx.x);
     const Claim taken = range(blockIdx.x, ticket, requested_);
     requested_ = 0;
@@ -85,15 +92,15 @@ class TileQueue {
   }
 
   // Takes more when nothing is left. False: there is nothing to take.
-  __device__ __forceinline__ bool refill() {
+  __device__ __forceinline__ bool refill(uint32_t& ticket) {
     if (spare_.begin < spare_.end) {
       claim_ = spare_;
       spare_ = {0, 0};
       return true;
     }
-    if (requested_ == 0) request();
+    if (requested_ == 0) request(ticket);
     if (requested_ != 0) {
-      accept();
+      accept(ticket);
       return true;
     }
     return steals_ && steal();
@@ -125,8 +132,7 @@ class TileQueue {
   bool own_left_;
   Claim claim_;
   Claim spare_;  // own granules that do not follow the claim, because others took those between
-  int32_t requested_ = 0;
-  uint32_t ticket_ = 0;  // in lane 0
+  int32_t requested_;  // granules
 };
 
 }  // namespace flowtt::cuda

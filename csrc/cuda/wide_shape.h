@@ -5,9 +5,9 @@
 // lane (g, t) = (lane / 4, lane % 4), element e of a vector of summed step s is
 //   k(e) = 32 s + 16 (e / 4) + 8 (e / 2 % 2) + 2 t + e % 2
 // and the vectors are
-//   first   [row j1 < Q1][R1 / 8]                   natural order (row j1, 8 consecutive elements)
-//   second  [group][u < 4][s][lane]                 column 32 (group % S2) + 8 (g / 2) + 2 u + g % 2
-//                                                   of j2 = group / S2
+//   first   [row j1 < Q1][R / 8]                    natural order (row j1, 8 consecutive elements)
+//   second  [group][u < 4][s][lane]                 column 32 (group % S) + 8 (g / 2) + 2 u + g % 2
+//                                                   of j2 = group / S
 //   third   [tile of 8 columns][s][g < C][t]        column 8 tile + g
 //   left    the same with C = 8                     row 8 tile + g of core 1, with two cores
 //   right   [tile of 16 columns][s][half][lane]     column 16 tile + 2 g + e / 2 % 2 of core 2 and
@@ -37,8 +37,7 @@ struct WideShape {
   int32_t r1;
   int32_t r2;
   int32_t q1_shift;   // q1 is padded to 2^q1_shift rows
-  int32_t steps1;     // R1 / 32
-  int32_t steps2;     // R2 / 32
+  int32_t steps;      // R1 / 32 and R2 / 32: both ranks are padded to the larger one
   int32_t rows;       // of a prefix product: q1 q2
   int32_t groups;     // of 32 columns of G2[i2]
   int32_t columns;    // C: of a packed tile of core 3
@@ -51,10 +50,9 @@ struct WideShape {
     r1 = feature.r[0];
     r2 = feature.r[1];
     q1_shift = q1 > 4 ? 3 : q1 > 2 ? 2 : q1 - 1;
-    steps1 = (r1 + 31) / 32;
-    steps2 = (r2 + 31) / 32;
+    steps = ((r1 > r2 ? r1 : r2) + 31) / 32;
     rows = q1 * q2;
-    groups = q2 * steps2;
+    groups = q2 * steps;
     columns = q3 > 4 ? 8 : q3 > 2 ? 4 : 2;
     tiles3 = (q3 + 7) / 8;
   }
@@ -62,17 +60,17 @@ struct WideShape {
   __host__ __device__ int32_t vectors(PackedRole role) const {
     switch (role) {
       case PackedRole::kFirst:
-        return steps1 * 4 << q1_shift;
+        return steps * 4 << q1_shift;
       case PackedRole::kSecond:
-        return groups * 4 * steps1 * 32;
+        return groups * 4 * steps * 32;
       default:
-        return tiles3 * steps2 * columns * 4;
+        return tiles3 * steps * columns * 4;
     }
   }
 
   // Bytes of shared memory that a prefix takes: its slice of core 1 and its product.
   __host__ __device__ int32_t prefix_bytes(int parts) const {
-    return parts * ((steps1 * 64 << q1_shift) + rows * steps2 * 64);
+    return parts * ((steps * 64 << q1_shift) + rows * steps * 64);
   }
 };
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "wide_emission.cuh"
+#include "wide_queue.cuh"
 #include "wide_shape.h"
 
 namespace flowtt::cuda {
@@ -11,6 +12,7 @@ namespace flowtt::cuda {
 constexpr int kTileEntries = 128;  // a lane of the planning warps each
 constexpr int kPlanningWarps = kTileEntries / 32;
 constexpr int kMaxTilePrefixes = 64;
+constexpr int kMaxTileItems = kTileEntries * (kMaxWideColumns / 8);
 constexpr int kMaxStackedRows = 128;  // of core 1, padded, of all prefixes of a tile
 constexpr int kPrefixSlots = 256;     // of the hash table that finds equal i1
 
@@ -22,21 +24,47 @@ enum class ProductSource : int32_t {
   kLeftBehind,  // by the last tile, which had the same single prefix
 };
 
+// One product of stage 2: a distinct id, and 8 columns of core 3.
+struct WideItem {
+  uint32_t third;     // offset of core 3's columns
+  uint32_t product;   // offset of the prefix's product
+  uint32_t emitters;  // entries of the planning warp's 32 that the row is written for
+  uint16_t first;     // the first of these 32
+  uint16_t column;
+};
+
 struct WideTile {
   RowTarget targets[kTileEntries];
-  uint32_t emitters[kTileEntries];  // of a distinct id: entries of its warp's 32 that write rows
-  uint16_t i3[kTileEntries];
-  uint8_t prefix_of[kTileEntries];
-  uint8_t leaders[kTileEntries];  // an entry of each distinct id
+  WideItem items[kMaxTileItems];
   uint16_t i1[kMaxTilePrefixes];
   int32_t entries;  // 0: no work is left
   int32_t prefixes;
-  int32_t distinct;
+  int32_t item_count;
   int32_t feature;
-  int32_t i2;
-  int32_t checkpoint;  // number of a kPublished or kReloaded product
+  uint32_t second_offset;  // of the slice of core 2
+  int32_t checkpoint;      // number of a kPublished or kReloaded product
   ProductSource source;
-  int32_t next_product;  // of stage 2, that no warp has taken
+  int32_t next_item;  // that no warp has taken
+};
+
+// Where things lie in the arena of shared memory, as 32-bit addresses, and the sizes that the
+// products need. One for each feature of the launch.
+struct WideArena {
+  uint32_t first;     // stacked slices of core 1
+  uint32_t products;  // P
+  uint32_t first_part_bytes;
+  uint32_t product_part_bytes;
+  uint32_t product_bytes;  // of one prefix and part
+  int32_t capacity;        // prefixes
+  int32_t q1;
+  int32_t q2;
+  int32_t q3;
+  int32_t q1_shift;
+  int32_t rows;
+  int32_t tiles3;
+  int32_t third_lanes;  // that hold a packed vector of core 3
+  int32_t buffered_shift;
+  bool paired;
 };
 
 struct PlanningScratch {
@@ -47,8 +75,6 @@ struct PlanningScratch {
   int32_t prefixes[kPlanningWarps];
   int32_t distinct[kPlanningWarps];
   int32_t cut;
-  ProductSource source;
-  int32_t checkpoint;
 };
 
 __device__ __forceinline__ void clear_planning(PlanningScratch& scratch, int thread, int threads) {
@@ -70,52 +96,49 @@ __device__ __forceinline__ int find_prefix(PlanningScratch& scratch, uint32_t i1
   }
 }
 
-// One entry of the planning warps' lanes, loaded ahead.
-struct AheadEntry {
-  GroupedLookup entry;
-  float weight;
-  int32_t lead_i2;  // of the tile's first entry
-  bool valid;
+// The entries of the tile to be planned next, copied ahead by the planning warps' lanes.
+struct AheadEntries {
+  GroupedLookup entries[kTileEntries];
+  float weights[kTileEntries];
 
-  __device__ __forceinline__ void load(const TiledWorkspace& workspace, int32_t begin,
-                                       int32_t end) {
-    const int32_t position = begin + static_cast<int32_t>(threadIdx.x);
-    valid = position < end;
-    if (begin >= end) return;
-    const int32_t clamped = valid ? position : begin;
-    const uint4 words = __ldg(reinterpret_cast<const uint4*>(workspace.entries + clamped));
-    entry = GroupedLookup{words.x, words.y, words.z, words.w};
-    lead_i2 = static_cast<int32_t>(
-        __ldg(reinterpret_cast<const uint32_t*>(workspace.entries + begin) + 1));
-    weight = workspace.factors != nullptr ? __ldg(workspace.factors + clamped) : 1.0f;
+  __device__ __forceinline__ void copy(const TiledWorkspace& workspace, Claim claim) {
+    const int32_t position = claim.begin + static_cast<int32_t>(threadIdx.x);
+    if (position >= claim.end) return;
+    copy_async(shared_address(&entries[threadIdx.x]), workspace.entries + position);
+    if (workspace.factors != nullptr) {
+      copy_async_4(shared_address(&weights[threadIdx.x]), workspace.factors + position);
+    }
   }
 };
 
-// Plans the tile that starts at `begin`, by the planning warps; `capacity`: prefixes that fit,
-// `blocks`: of a multiprocessor.
-// Checkpoints are looked up by `find_source`, which one thread calls with the tile's only i1.
-template <typename FindSource>
+// Plans the tile that starts with the claim, by the planning warps. `blocks`: of a multiprocessor.
+// `find_source(prefixes, i1, entries, checkpoint)` says where the products come from; one thread
+// calls it.
+template <int kSteps, typename FindSource>
 __device__ __forceinline__ void plan_tile(WideTile& tile, PlanningScratch& scratch,
-                                          const AheadEntry& ahead, const TiledFeature& feature,
-                                          int32_t feature_number, const TiledRange& range,
-                                          const TiledWorkspace& workspace,
-                                          const PooledOutput& output, bool rows_are_half,
-                                          int32_t blocks,
-                                          int32_t begin, int32_t capacity, int32_t* rows_used,
+                                          const AheadEntries& ahead, const WideArena& arena,
+                                          EmissionContext context, int32_t feature_number,
+                                          Claim claim, int32_t* rows_used,
                                           FindSource&& find_source) {
   const int thread = threadIdx.x;
   const int lane = thread % 32;
   const int warp = thread / 32;
-  const uint32_t i1 = ahead.entry.outer & 0xffffu;
-  const uint32_t i3 = ahead.entry.outer >> 16;
-  const bool same = ahead.valid && static_cast<int32_t>(ahead.entry.i2) == ahead.lead_i2;
-  const bool shares = (range.disabled & kSharingDisabled) == 0;
+  const TiledFeature& feature = context.feature;
+  const TiledWorkspace& workspace = context.workspace;
+  const bool valid = claim.begin + thread < claim.end;
+  const int ahead_index = valid ? thread : 0;
+  const GroupedLookup entry = ahead.entries[ahead_index];
+  const uint32_t i2 = ahead.entries[0].i2;
+  const uint32_t i1 = entry.outer & 0xffffu;
+  const uint32_t i3 = entry.outer >> 16;
+  const bool same = valid && entry.i2 == i2;
+  const bool shares = (context.range.disabled & kSharingDisabled) == 0;
   // Exponents arrive while the prefixes are found.
-  int32_t exponent = 0;
+  int32_t exponents[3] = {};
   if (same) {
-    exponent = __ldg(workspace.exponents + feature.exponents[0] + i1) +
-               __ldg(workspace.exponents + feature.exponents[1] + ahead.lead_i2) +
-               __ldg(workspace.exponents + feature.exponents[2] + i3);
+    exponents[0] = __ldg(workspace.exponents + feature.exponents[0] + i1);
+    exponents[1] = __ldg(workspace.exponents + feature.exponents[1] + i2);
+    exponents[2] = __ldg(workspace.exponents + feature.exponents[2] + i3);
   }
   int slot = thread;
   if (shares && same) {
@@ -143,35 +166,30 @@ __device__ __forceinline__ void plan_tile(WideTile& tile, PlanningScratch& scrat
   }
   if (is_first) {
     scratch.number[slot] = number;
-    if (number < capacity) tile.i1[number] = static_cast<uint16_t>(i1);
-    if (number == capacity) scratch.cut = thread;
-    if (number == 0) scratch.source = find_source(prefixes, i1, end, &scratch.checkpoint);
+    if (number < arena.capacity) tile.i1[number] = static_cast<uint16_t>(i1);
+    if (number == arena.capacity) scratch.cut = thread;
   }
+  if (thread == 0) tile.source = find_source(prefixes, i1, i2, end, &tile.checkpoint);
   partial_barrier(kTileEntries);
 
   end = min(end, scratch.cut);
-  prefixes = min(prefixes, capacity);
   const bool active = thread < end;
   uint32_t members = 1u << lane;
-  if ((range.disabled & kFoldingDisabled) == 0) {
-    members = __match_any_sync(kAllLanes, ahead.entry.outer);
+  if ((context.range.disabled & kFoldingDisabled) == 0) {
+    members = __match_any_sync(kAllLanes, entry.outer);
   }
   members &= __ballot_sync(kAllLanes, active);
-  const EmissionContext context{
-      feature,       range, workspace, output, rows_are_half,
-      buffered_shift(feature.r[0] * feature.r[1], false), begin + warp * 32, blocks};
+  context.first_entry = claim.begin + warp * 32;
   RowTarget target{};
-  const uint32_t emitters = plan_row(target, context, ahead.entry, active, members, ahead.weight,
-                                     exponent, rows_used);
+  const uint32_t emitters =
+      plan_row(target, context, entry, active, members,
+               workspace.factors != nullptr ? ahead.weights[ahead_index] : 1.0f,
+               exponents[0] + exponents[1] + exponents[2], rows_used);
   const bool leads = active && __ffs(members) - 1 == lane;
   const uint32_t leaders = __ballot_sync(kAllLanes, leads);
-  if (active) {
-    tile.targets[thread] = target;
-    tile.emitters[thread] = emitters;
-    tile.i3[thread] = static_cast<uint16_t>(i3);
-    tile.prefix_of[thread] = static_cast<uint8_t>(scratch.number[slot]);
-  }
+  if (active) tile.targets[thread] = target;
   if (lane == 0) scratch.distinct[warp] = __popc(leaders);
+  const uint32_t product = scratch.number[slot] * arena.product_bytes;
   partial_barrier(kTileEntries);
 
   int32_t before = __popc(leaders & ((1u << lane) - 1));
@@ -181,16 +199,21 @@ __device__ __forceinline__ void plan_tile(WideTile& tile, PlanningScratch& scrat
     if (w < warp) before += scratch.distinct[w];
     distinct += scratch.distinct[w];
   }
-  if (leads) tile.leaders[before] = static_cast<uint8_t>(thread);
+  if (leads) {
+    const uint32_t third = feature.packed[2] + i3 * feature.slice_halves[2];
+    for (int32_t tile3 = 0; tile3 < arena.tiles3; ++tile3) {
+      tile.items[before * arena.tiles3 + tile3] =
+          WideItem{third + tile3 * kSteps * arena.third_lanes * kVectorHalves, product, emitters,
+                   static_cast<uint16_t>(warp * 32), static_cast<uint16_t>(tile3 * 8)};
+    }
+  }
   if (thread == 0) {
     tile.entries = end;
-    tile.prefixes = prefixes;
-    tile.distinct = distinct;
+    tile.prefixes = min(prefixes, arena.capacity);
+    tile.item_count = distinct * arena.tiles3;
     tile.feature = feature_number;
-    tile.i2 = ahead.lead_i2;
-    tile.checkpoint = scratch.checkpoint;
-    tile.source = scratch.source;
-    tile.next_product = 0;
+    tile.second_offset = feature.packed[1] + i2 * feature.slice_halves[1];
+    tile.next_item = 0;
   }
   clear_planning(scratch, thread, kTileEntries);
   partial_barrier(kTileEntries);

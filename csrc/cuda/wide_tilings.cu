@@ -55,7 +55,7 @@ bool find_wide_tiling(const TableShape& shape, Tiling* tiling) {
     }
     const int64_t rank = std::max(shape.r[1], shape.r[2]);
     tiling->kind = TilingKind::kWide;
-    tiling->rank1 = tiling->rank2 = rank > 64 ? 128 : rank > 32 ? 64 : 32;
+    tiling->rank1 = tiling->rank2 = static_cast<int32_t>((rank + 31) / 32 * 32);
     tiling->q3 = 0;
   }
   // Kernels address packed cores with 32 bits of halves.

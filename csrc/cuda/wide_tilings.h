@@ -21,6 +21,7 @@ int64_t wide_packing_pieces(const Tiling& tiling, const TiledFeature& feature);
 // Launches of one range. Each begins with the preparation.
 cudaError_t launch_wide_32(const TiledLaunch& launch);
 cudaError_t launch_wide_64(const TiledLaunch& launch);
+cudaError_t launch_wide_96(const TiledLaunch& launch);
 cudaError_t launch_wide_128(const TiledLaunch& launch);
 cudaError_t launch_two_core(const TiledLaunch& launch);
 
