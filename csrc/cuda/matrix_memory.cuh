@@ -57,6 +57,12 @@ __device__ __forceinline__ uint4 load_shared(uint32_t address) {
   return value;
 }
 
+__device__ __forceinline__ uint32_t load_shared_word(uint32_t address) {
+  uint32_t word;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
+  return word;
+}
+
 // A barrier of the first `threads` threads of a block, which the others do not wait for.
 __device__ __forceinline__ void partial_barrier(int threads) {
   asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory");

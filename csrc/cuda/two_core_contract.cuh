@@ -13,17 +13,31 @@ namespace flowtt::cuda {
 
 // A distinct id of a warp's window of 32 lookups, in shared memory.
 struct alignas(16) TwoCoreItem {
-  uint32_t left;      // offset of the slice of core 1
+  uint32_t left;      // where the slice of core 1 starts, in bytes
   uint32_t right;     // of core 2
   uint32_t emitters;  // lookups of the window that the row is written for
-  uint32_t unused;
+  int32_t run_end;    // behind the last of the items from this one on with its slice of core 2
 };
 
+// The items and targets of a window, by their addresses in shared memory: left to itself, the
+// compiler derives these from the block's address before every access.
 struct TwoCoreWindow {
-  const TwoCoreItem* items;
-  const RowTarget* targets;
-  int32_t count;      // of distinct ids
-  uint32_t changes;   // items whose slice of core 2 is not the one before
+  uint32_t items;
+  uint32_t targets;
+  int32_t count;  // of distinct ids
+
+  __device__ __forceinline__ TwoCoreItem item(int32_t k) const {
+    const uint4 words = load_shared(items + k * sizeof(TwoCoreItem));
+    return {words.x, words.y, words.z, static_cast<int32_t>(words.w)};
+  }
+  __device__ __forceinline__ uint32_t left(int32_t k) const {
+    return load_shared_word(items + min(k, count - 1) * sizeof(TwoCoreItem));
+  }
+  __device__ __forceinline__ RowTarget target(int32_t lookup) const {
+    const uint4 words = load_shared(targets + lookup * sizeof(RowTarget));
+    return {reinterpret_cast<char*>(static_cast<uint64_t>(words.y) << 32 | words.x),
+            __uint_as_float(words.z), static_cast<RowWrite>(words.w)};
+  }
 };
 
 // Writes a row: the lane has columns j2 = 2 g, 2 g + 1 of each tile, rows j1 = 2 t and 2 t + 1.
@@ -31,87 +45,89 @@ struct TwoCoreWindow {
 template <int kTiles, bool kDirect>
 __device__ __forceinline__ void write_row(const float (&rows)[kTiles][4],
                                           const TwoCoreWindow& window, int32_t k,
-                                          const TwoCoreShape& shape, int32_t tile) {
+                                          uint32_t emitters, const TwoCoreShape& shape,
+                                          int32_t tile) {
   const int lane = threadIdx.x % 32;
   const int32_t j1 = 8 * tile + 2 * (lane % 4);
   const int32_t j2 = lane / 4 * 2;
   const int32_t column = j1 * shape.q2 + j2;
   if constexpr (kDirect) {
-    const RowTarget target = window.targets[k];
-    float* const row = reinterpret_cast<float*>(target.row) + column;
+    const RowTarget target = window.target(k);
+    constexpr int32_t kColumns = 16 * kTiles;
+    float* const row = reinterpret_cast<float*>(target.row) + (j1 * kColumns + j2);
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
       __stcs(reinterpret_cast<float2*>(row + 16 * m),
              make_float2(rows[m][0] * target.factor, rows[m][2] * target.factor));
-      __stcs(reinterpret_cast<float2*>(row + shape.q2 + 16 * m),
+      __stcs(reinterpret_cast<float2*>(row + kColumns + 16 * m),
              make_float2(rows[m][1] * target.factor, rows[m][3] * target.factor));
     }
   } else {
-    ColumnPair pairs[2 * kTiles];
+    for (; emitters != 0; emitters &= emitters - 1) {
+      const RowTarget target = window.target(__ffs(emitters) - 1);
 #pragma unroll
-    for (int m = 0; m < kTiles; ++m) {
-      const bool exists = 16 * m + j2 < shape.q2;
-      pairs[2 * m] = {column + 16 * m, exists && j1 < shape.q1, rows[m][0], rows[m][2]};
-      pairs[2 * m + 1] = {column + shape.q2 + 16 * m, exists && j1 + 1 < shape.q1, rows[m][1],
-                          rows[m][3]};
-    }
-    // Only the last pair of a row can lack its second column.
-    const bool has_second = shape.q2 % 2 == 0 || kTiles == 1;
-    for (uint32_t lanes = window.items[k].emitters; lanes != 0; lanes &= lanes - 1) {
-      const RowTarget& target = window.targets[__ffs(lanes) - 1];
-      if (has_second) {
-        write_pairs(target, pairs, j2 + 1 < shape.q2);
-      } else {
-#pragma unroll
-        for (int m = 0; m < kTiles; ++m) {
-          const ColumnPair own[2] = {pairs[2 * m], pairs[2 * m + 1]};
-          write_pairs(target, own, 16 * m + j2 + 1 < shape.q2);
-        }
+      for (int m = 0; m < kTiles; ++m) {
+        const bool exists = 16 * m + j2 < shape.q2;
+        const ColumnPair pairs[2] = {
+            {column + 16 * m, exists && j1 < shape.q1, rows[m][0], rows[m][2]},
+            {column + shape.q2 + 16 * m, exists && j1 + 1 < shape.q1, rows[m][1], rows[m][3]}};
+        write_pairs(target, pairs, 16 * m + j2 + 1 < shape.q2);
       }
     }
   }
 }
 
-// Computes and writes rows 8 tile and up of G1[i1] for all items of a window.
-template <typename Products, bool kDirect>
+// Computes and writes rows 8 tile and up of G1[i1] for all items of a window: kGroup items of one
+// slice of core 2 at a time, while the next ones are on their way.
+template <typename Products, int kGroup, bool kDirect>
 __device__ __forceinline__ void compute_window(const TwoCoreWindow& window,
                                                typename Products::Resident& right,
-                                               const TwoCoreShape& shape, int32_t tile,
-                                               const TiledWorkspace& workspace) {
+                                               const typename Products::Packed& packed,
+                                               const TwoCoreShape& shape, int32_t tile) {
   using Left = typename Products::Left;
-  constexpr int kGroup = Products::kGroup;
-  const uint32_t tile_offset = tile * shape.steps * 32 * kVectorHalves;
+  const uint32_t tile_offset = tile * Products::kTileBytes;
   const auto load = [&](Left(&group)[kGroup], int32_t first) {
     if (first >= window.count) return;
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) {
-      const uint32_t left = window.items[min(first + i, window.count - 1)].left;
-      Products::load_left(group[i], workspace, shape.steps, left + tile_offset);
+      Products::load_left(group[i], packed, window.left(first + i) + tile_offset);
     }
   };
+  TwoCoreItem item = window.item(0);
+  const auto begin_run = [&] {
+    right.use(packed, item.right);
+    if (item.run_end < window.count) right.prepare(packed, window.item(item.run_end).right);
+  };
+  // Computes the group that starts with `item`; returns the start of the next one.
   const auto compute = [&](const Left(&group)[kGroup], int32_t first) {
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) {
-      const int32_t k = first + i;
-      if (k >= window.count) return;
-      if ((window.changes >> k & 1) != 0) {
-        const uint32_t later = k < 31 ? window.changes >> (k + 1) : 0;
-        const int32_t next = later != 0 ? k + __ffs(later) : k;
-        right.advance(workspace, shape, window.items[k].right, window.items[next].right);
-      }
+      if (first + i >= item.run_end) break;
+      const uint32_t emitters =
+          kDirect ? 0 : i == 0 ? item.emitters : window.item(first + i).emitters;
       float rows[Products::kTiles][4];
-      Products::multiply(rows, right.current, group[i], shape.steps);
-      write_row<Products::kTiles, kDirect>(rows, window, k, shape, tile);
+      Products::multiply(rows, right.current, group[i]);
+      write_row<Products::kTiles, kDirect>(rows, window, first + i, emitters, shape, tile);
     }
   };
+  const auto next_group = [&](int32_t first) { return min(first + kGroup, item.run_end); };
   Left even[kGroup];
   Left odd[kGroup];
+  begin_run();
   load(even, 0);
-  for (int32_t k = 0; k < window.count; k += 2 * kGroup) {
-    load(odd, k + kGroup);
-    compute(even, k);
-    load(even, k + 2 * kGroup);
-    compute(odd, k + kGroup);
+  for (int32_t k = 0; k < window.count;) {
+    const auto step = [&](const Left(&group)[kGroup], Left(&ahead)[kGroup]) {
+      const int32_t next = next_group(k);
+      load(ahead, next);
+      compute(group, k);
+      k = next;
+      if (k >= window.count) return;
+      item = window.item(k);
+      begin_run();
+    };
+    step(even, odd);
+    if (k >= window.count) break;
+    step(odd, even);
   }
 }
 
@@ -132,6 +148,10 @@ __global__ void __launch_bounds__(TwoCoreProducts<kSteps, kTiles, kThree>::kWarp
   const int warp = threadIdx.x / 32;
   RowTarget* const targets = all_targets[warp];
   TwoCoreItem* const items = all_items[warp];
+  uint32_t item_address = shared_address(items);
+  uint32_t target_address = shared_address(targets);
+  asm volatile("" : "+r"(item_address), "+r"(target_address));  // to be kept, see TwoCoreWindow
+  constexpr uint32_t kHalfBytes = sizeof(__half);
   if (threadIdx.x == 0) rows_used = 0;
   load_segments(segments, group, batch, range);
   const int64_t total = segments.first_entry[group.count];
@@ -142,6 +162,7 @@ __global__ void __launch_bounds__(TwoCoreProducts<kSteps, kTiles, kThree>::kWarp
   const int32_t warp_end = static_cast<int32_t>(total * (slice + 1) / slices);
   wait_for_previous_kernel();
 
+  const typename Products::Packed packed(workspace);
   typename Products::Resident right;
   for (int32_t f = 0; f < group.count; ++f) {
     const int32_t begin = max(warp_begin, segments.first_entry[f]);
@@ -169,7 +190,6 @@ __global__ void __launch_bounds__(TwoCoreProducts<kSteps, kTiles, kThree>::kWarp
       }
       const bool leads = active && __ffs(members) - 1 == lane;
       const uint32_t leaders = __ballot_sync(kAllLanes, leads);
-      const int32_t count = __popc(leaders);
       const EmissionContext context{feature,
                                     range,
                                     workspace,
@@ -185,24 +205,30 @@ __global__ void __launch_bounds__(TwoCoreProducts<kSteps, kTiles, kThree>::kWarp
       const bool direct =
           __all_sync(kAllLanes, !active || target.write == RowWrite::kFloatPairs) && whole &&
           leaders == actives;
+      const uint32_t right_offset =
+          (feature.packed[1] + entry.i2 * feature.slice_halves[1]) * kHalfBytes;
+      // Ids of one i2 are neighbours but for those that come again; the last item of a run of
+      // equal slices is where the next leader has another one.
+      const uint32_t later = lane < 31 ? leaders & (kAllLanes << (lane + 1)) : 0;
+      const uint32_t next_right =
+          __shfl_sync(kAllLanes, right_offset, later != 0 ? __ffs(later) - 1 : lane);
+      const uint32_t run_ends =
+          __ballot_sync(kAllLanes, leads && (later == 0 || next_right != right_offset));
       __syncwarp();  // the last window is done
       targets[lane] = target;
       if (leads) {
-        items[__popc(leaders & ((1u << lane) - 1))] =
-            TwoCoreItem{feature.packed[0] + i1 * feature.slice_halves[0],
-                        feature.packed[1] + entry.i2 * feature.slice_halves[1], emitters, 0};
+        const int end = __ffs(run_ends & (kAllLanes << lane)) - 1;  // lane of the run's last item
+        items[__popc(leaders & ((1u << lane) - 1))] = TwoCoreItem{
+            (feature.packed[0] + i1 * feature.slice_halves[0]) * kHalfBytes, right_offset,
+            emitters, __popc(leaders & (kAllLanes >> (31 - end)))};
       }
       __syncwarp();
-      const uint32_t own_right = lane < count ? items[lane].right : 0;
-      const uint32_t left_right = __shfl_up_sync(kAllLanes, own_right, 1);
-      const TwoCoreWindow window{
-          items, targets, count,
-          __ballot_sync(kAllLanes, lane < count && (lane == 0 || own_right != left_right))};
+      const TwoCoreWindow window{item_address, target_address, __popc(leaders)};
       for (int32_t tile = 0; tile < shape.left_tiles; ++tile) {
         if (direct) {
-          compute_window<Products, true>(window, right, shape, tile, workspace);
+          compute_window<Products, Products::kGroup, true>(window, right, packed, shape, tile);
         } else {
-          compute_window<Products, false>(window, right, shape, tile, workspace);
+          compute_window<Products, 1, false>(window, right, packed, shape, tile);
         }
       }
     }

@@ -34,15 +34,17 @@ cudaError_t launch(const TiledLaunch& arguments) {
 cudaError_t launch_two_core(const TiledLaunch& arguments) {
   const cudaError_t error = launch_wide_prepare<true>(arguments);
   if (error != cudaSuccess) return error;
-  int32_t steps = 1;
-  int32_t tiles = 1;
-  for (int32_t f = 0; f < arguments.plan.group.count; ++f) {
-    const TwoCoreShape shape(arguments.plan.group.features[f]);
-    steps = std::max(steps, shape.steps);
-    tiles = std::max(tiles, shape.right_tiles);
+  // All features of a launch have one tiling.
+  const Tiling& tiling = arguments.plan.tiling;
+  const bool wide = tiling.q3 > 16;
+  switch (tiling.rank1) {
+    case 32:
+      return wide ? launch<1, 2>(arguments) : launch<1, 1>(arguments);
+    case 64:
+      return wide ? launch<2, 2>(arguments) : launch<2, 1>(arguments);
+    default:
+      return wide ? launch<4, 2>(arguments) : launch<4, 1>(arguments);
   }
-  if (steps == 1) return tiles == 1 ? launch<1, 1>(arguments) : launch<1, 2>(arguments);
-  return tiles == 1 ? launch<4, 1>(arguments) : launch<4, 2>(arguments);
 }
 
 }  // namespace flowtt::cuda

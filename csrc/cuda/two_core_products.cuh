@@ -8,7 +8,7 @@
 
 namespace flowtt::cuda {
 
-// Ranks up to 32 kSteps, q2 up to 16 kTiles_.
+// For TwoCoreShape::steps = kSteps and q2 up to 16 kTiles_.
 template <int kSteps, int kTiles_, bool kThree>
 struct TwoCoreProducts {
   static constexpr int kTiles = kTiles_;
@@ -20,6 +20,7 @@ struct TwoCoreProducts {
       (kLoadsRightAhead ? 2 : 1) * kRightRegisters + 2 * kParts * kSteps * kGroup * 4;
   static constexpr int kWarps = kRegisters >= 80 || kRegisters <= 48 ? 8 : 16;
   static constexpr int kBlocks = kRegisters <= 48 ? 2 : 1;  // a multiprocessor
+  static constexpr uint32_t kTileBytes = kSteps * 32 * 16;  // of core 1, 8 rows
 
   struct Right {
     uint32_t words[kParts][kTiles][kSteps][2][4];
@@ -28,42 +29,49 @@ struct TwoCoreProducts {
     uint32_t words[kParts][kSteps][4];
   };
 
-  static __device__ __forceinline__ const __half* packed(const TiledWorkspace& workspace,
-                                                         int part) {
-    return part == 0 ? workspace.packed_high : workspace.packed_low;
+  // Where the lane's vectors of the packed cores start.
+  struct Packed {
+    const char* parts[kParts];
+
+    __device__ __forceinline__ explicit Packed(const TiledWorkspace& workspace) {
+      const uint32_t lane = threadIdx.x % 32;
+      parts[0] = reinterpret_cast<const char*>(workspace.packed_high) + lane * 16;
+      if constexpr (kThree) {
+        parts[1] = reinterpret_cast<const char*>(workspace.packed_low) + lane * 16;
+      }
+    }
+  };
+
+  static __device__ __forceinline__ void load(uint32_t (&words)[4], const char* source) {
+    load_words(words, reinterpret_cast<const __half*>(source));
   }
 
-  static __device__ __forceinline__ void load_right(Right& right, const TiledWorkspace& workspace,
-                                                    const TwoCoreShape& shape, uint32_t offset) {
-    const int lane = threadIdx.x % 32;
+  // `offset` of a slice, in bytes.
+  static __device__ __forceinline__ void load_right(Right& right, const Packed& packed,
+                                                    uint32_t offset) {
 #pragma unroll
     for (int i = 0; i < kParts; ++i) {
-      const __half* slice = packed(workspace, i) + offset + lane * kVectorHalves;
+      const char* const slice = packed.parts[i] + offset;
 #pragma unroll
       for (int m = 0; m < kTiles; ++m) {
 #pragma unroll
         for (int s = 0; s < kSteps; ++s) {
-          if (m >= shape.right_tiles || s >= shape.steps) continue;
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
-            load_words(right.words[i][m][s][half],
-                       slice + ((m * shape.steps + s) * 2 + half) * 32 * kVectorHalves);
+            load(right.words[i][m][s][half], slice + ((m * kSteps + s) * 2 + half) * 32 * 16);
           }
         }
       }
     }
   }
 
-  static __device__ __forceinline__ void load_left(Left& left, const TiledWorkspace& workspace,
-                                                   int32_t steps, uint32_t offset) {
-    const int lane = threadIdx.x % 32;
+  static __device__ __forceinline__ void load_left(Left& left, const Packed& packed,
+                                                   uint32_t offset) {
 #pragma unroll
     for (int i = 0; i < kParts; ++i) {
-      const __half* slice = packed(workspace, i) + offset + lane * kVectorHalves;
+      const char* const slice = packed.parts[i] + offset;
 #pragma unroll
-      for (int s = 0; s < kSteps; ++s) {
-        if (s < steps) load_words(left.words[i][s], slice + s * 32 * kVectorHalves);
-      }
+      for (int s = 0; s < kSteps; ++s) load(left.words[i][s], slice + s * 32 * 16);
     }
   }
 
@@ -74,50 +82,46 @@ struct TwoCoreProducts {
     uint32_t offset = 0xffffffffu;
     uint32_t ahead_offset = 0xffffffffu;
 
-    // `next` is `wanted` when no other slice is known to follow.
-    __device__ __forceinline__ void advance(const TiledWorkspace& workspace,
-                                            const TwoCoreShape& shape, uint32_t wanted,
-                                            uint32_t next) {
-      if (wanted != offset) {
-        if (kLoadsRightAhead && wanted == ahead_offset) {
-          current = ahead;
-        } else {
-          load_right(current, workspace, shape, wanted);
-        }
-        offset = wanted;
+    __device__ __forceinline__ void use(const Packed& packed, uint32_t wanted) {
+      if (wanted == offset) return;
+      offset = wanted;
+      if (kLoadsRightAhead && wanted == ahead_offset) {
+        current = ahead;
+      } else {
+        load_right(current, packed, wanted);
       }
-      if (kLoadsRightAhead && next != wanted && next != ahead_offset) {
-        load_right(ahead, workspace, shape, next);
-        ahead_offset = next;
-      }
+    }
+    __device__ __forceinline__ void prepare(const Packed& packed, uint32_t next) {
+      if (!kLoadsRightAhead || next == ahead_offset || next == offset) return;
+      ahead_offset = next;
+      load_right(ahead, packed, next);
     }
   };
 
   static __device__ __forceinline__ void add_product(float (&row)[4], const Right& right, int m,
-                                                     const Left& left, int32_t steps,
-                                                     int right_part, int left_part) {
+                                                     const Left& left, int right_part,
+                                                     int left_part) {
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {
-      if (s >= steps) continue;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        multiply_add(row, right.words[right_part][m][s][half],
-                     left.words[left_part][s][2 * half], left.words[left_part][s][2 * half + 1]);
+        multiply_add(row, right.words[right_part][m][s][half], left.words[left_part][s][2 * half],
+                     left.words[left_part][s][2 * half + 1]);
       }
     }
   }
 
   static __device__ __forceinline__ void multiply(float (&rows)[kTiles][4], const Right& right,
-                                                  const Left& left, int32_t steps) {
+                                                  const Left& left) {
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) rows[m][i] = 0.0f;
       if constexpr (kThree) {
-        add_product(rows[m], right, m, left, steps, 0, kParts - 1);
-        add_product(rows[m], right, m, left, steps, kParts - 1, 0);
+        add_product(rows[m], right, m, left, 0, kParts - 1);
+        add_product(rows[m], right, m, left, kParts - 1, 0);
       }
-      add_product(rows[m], right, m, left, steps, 0, 0);
+      add_product(rows[m], right, m, left, 0, 0);
     }
   }
 };

@@ -78,7 +78,7 @@ struct TwoCoreShape {
   int32_t q1;
   int32_t q2;
   int32_t r;
-  int32_t steps;
+  int32_t steps;        // S: 1, 2 or 4
   int32_t left_tiles;   // of 8 rows of core 1
   int32_t right_tiles;  // of 16 columns of core 2
 
@@ -86,7 +86,7 @@ struct TwoCoreShape {
     q1 = feature.q[0];
     q2 = feature.q[1];
     r = feature.r[0];
-    steps = (r + 31) / 32;
+    steps = r > 64 ? 4 : r > 32 ? 2 : 1;
     left_tiles = (q1 + 7) / 8;
     right_tiles = (q2 + 15) / 16;
   }

@@ -21,7 +21,7 @@ bool find_two_cores(const TableShape& shape, Tiling* tiling) {
   if (shape.q[0] > kMaxTwoCoreRows || shape.q[1] > kMaxTwoCoreColumns) return false;
   if (shape.r[1] > kMaxWideRank) return false;
   tiling->kind = TilingKind::kTwoCore;
-  tiling->rank1 = shape.r[1] > 32 ? 128 : 32;
+  tiling->rank1 = shape.r[1] > 64 ? 128 : shape.r[1] > 32 ? 64 : 32;
   tiling->rank2 = 0;
   tiling->q3 = shape.q[1] > 16 ? 32 : 16;
   return true;
