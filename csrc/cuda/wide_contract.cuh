@@ -59,21 +59,31 @@ __device__ __forceinline__ WideArena make_arena(const TiledFeature& feature, uin
 
 // Copies the slices of core 1 of the tile's prefixes, by the planning warps.
 template <int kSteps, int kParts>
-__device__ __forceinline__ void copy_first(const WideTile& tile, const WideArena& arena,
-                                           const TiledFeature& feature,
+__device__ __forceinline__ void copy_first(const WideTile& tile, int32_t prefixes,
+                                           const WideArena& arena, const TiledFeature& feature,
                                            const TiledWorkspace& workspace) {
   constexpr int kUnits = kSteps * 4;
   const int lane = threadIdx.x % 32;
-  for (int32_t x = threadIdx.x / 32; x < tile.prefixes; x += kPlanningWarps) {
-    const uint32_t offset = feature.packed[0] + tile.i1[x] * feature.slice_halves[0];
-    for (int32_t v = lane; v < kUnits << arena.q1_shift; v += 32) {
+  const int32_t vectors = kUnits << arena.q1_shift;  // of a slice
+  // Small slices are copied several at a time.
+  const int32_t together = vectors < 32 ? 32 / vectors : 1;
+  const int32_t own = lane / vectors;  // which of them is the lane's; none if >= together
+  const int32_t first_vector = lane - own * vectors;
+  const int32_t step = kPlanningWarps * together;
+#pragma unroll 2
+  for (int32_t x = threadIdx.x / 32 * together + own; x < prefixes; x += step) {
+    if (own >= together) break;
+    const uint32_t offset =
+        feature.packed[0] + tile.i1[x] * feature.slice_halves[0] + first_vector * kVectorHalves;
+    for (int32_t v = first_vector; v < vectors; v += 32) {
       const int32_t stacked = (x << arena.q1_shift) + v / kUnits;
       const uint32_t target =
           arena.first + stacked * kUnits * 16 + (v % kUnits ^ swizzle<kSteps>(stacked)) * 16;
+      const uint32_t source = offset + (v - first_vector) * kVectorHalves;
 #pragma unroll
       for (int i = 0; i < kParts; ++i) {
         const __half* packed = i == 0 ? workspace.packed_high : workspace.packed_low;
-        copy_async(target + i * arena.first_part_bytes, packed + offset + v * kVectorHalves);
+        copy_async(target + i * arena.first_part_bytes, packed + source);
       }
     }
   }
@@ -141,7 +151,7 @@ __global__ void __launch_bounds__(kWideWarps * 32, WideProducts<kSteps, kThree>:
   const bool fused = (range.disabled & kFusionDisabled) == 0;
   const Segments& segments = shared.segments;
 
-  if (plans) clear_planning(shared.planning, threadIdx.x, kTileEntries);
+  if (plans) clear_prefixes(shared.planning.tables[0], threadIdx.x);
   if (threadIdx.x < group.count) {
     const TiledFeature& feature = group.features[threadIdx.x];
     shared.arenas[threadIdx.x] =
@@ -153,15 +163,16 @@ __global__ void __launch_bounds__(kWideWarps * 32, WideProducts<kSteps, kThree>:
   if (total > range.end_lookup - range.first_lookup) return;  // offsets out of order, reported
   wait_for_previous_kernel();
 
-  // The ticket of warp 0's last request, in lane 0.
+  // The last planning warp, which has the fewest entries, takes the claims. In its lane 0: the
+  // ticket of its last request.
   uint32_t ticket = 0;
-  // By warp 0, both. The claim of a tile ends with its feature.
+  // By that warp, both. The claim of a tile ends with its feature.
   const auto publish_claim = [&](const TileQueue& queue, int tile) {
     Claim claim = queue.claim();
     int32_t f = 0;
     while (f + 1 < group.count && segments.first_entry[f + 1] <= claim.begin) ++f;
     claim.end = min(claim.end, segments.first_entry[f + 1]);
-    if (threadIdx.x != 0) return;
+    if (threadIdx.x % 32 != 0) return;
     shared.queue = queue;
     shared.claims[tile] = claim;
     shared.claim_features[tile] = f;
@@ -183,19 +194,28 @@ __global__ void __launch_bounds__(kWideWarps * 32, WideProducts<kSteps, kThree>:
     const int32_t f = shared.claim_features[next];
     const TiledFeature& feature = group.features[f];
     const WideArena& arena = shared.arenas[f];
-    plan_tile<kSteps>(
-        tile, shared.planning, shared.ahead, arena,
-        EmissionContext{feature, range, workspace, output, !kThree, arena.buffered_shift, 0,
-                        Products::kBlocks, arena.paired},
-        f, claim, &shared.rows_used,
+    const TileExtent extent = find_extent(
+        tile, shared.planning, next, shared.ahead, arena.capacity,
+        (range.disabled & kSharingDisabled) == 0, claim,
         [&](int32_t prefixes, uint32_t i1, uint32_t i2, int32_t entries, int32_t* checkpoint) {
           return shared.checkpoints.find(workspace, range, segments, f, prefixes, i1, i2,
                                          claim.begin, entries, checkpoint);
         });
     if (tile.source == ProductSource::kComputed || tile.source == ProductSource::kPublished) {
-      copy_first<kSteps, kParts>(tile, arena, feature, workspace);
+      copy_first<kSteps, kParts>(tile, extent.prefixes, arena, feature, workspace);
     }
-    if (warp == 0) advance(tile.entries, next ^ 1);
+    plan_rows<kSteps>(tile, shared.ahead, arena,
+                      EmissionContext{feature, range, workspace, output, !kThree,
+                                      arena.buffered_shift, claim.begin + warp * 32,
+                                      Products::kBlocks, arena.paired},
+                      extent, &shared.rows_used);
+    if (threadIdx.x == 0) {
+      tile.entries = extent.entries;
+      tile.prefixes = extent.prefixes;
+      tile.feature = f;
+      tile.second_offset = feature.packed[1] + extent.i2 * feature.slice_halves[1];
+    }
+    if (warp == kPlanningWarps - 1) advance(extent.entries, next ^ 1);
   };
 
   if (warp == 0) {
@@ -207,6 +227,7 @@ __global__ void __launch_bounds__(kWideWarps * 32, WideProducts<kSteps, kThree>:
       }
       shared.checkpoints.start(static_cast<int32_t>(largest) * kParts);
     }
+  } else if (warp == kPlanningWarps - 1) {
     TileQueue queue;
     queue.start(workspace.control, total, (range.disabled & kStealingDisabled) == 0, ticket);
     publish_claim(queue, 0);

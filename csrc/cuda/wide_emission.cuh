@@ -37,6 +37,13 @@ __device__ __forceinline__ int buffered_shift(int32_t summed_terms, bool two_cor
   return max(0, bits - (two_cores ? 8 : 4));
 }
 
+// value * 2^exponent, for sums of three exponents of scales.
+__device__ __forceinline__ float times_power(float value, int32_t exponent) {
+  const int32_t first = max(-126, min(126, exponent));
+  const int32_t second = max(-126, min(126, exponent - first));
+  return value * __int_as_float((first + 127) << 23) * __int_as_float((second + 127) << 23);
+}
+
 struct EmissionContext {
   const TiledFeature& feature;
   const TiledRange& range;
@@ -61,7 +68,7 @@ __device__ __forceinline__ uint32_t plan_row(RowTarget& target, const EmissionCo
   const bool lone = (entry.sample & kLoneLookup) != 0;
   const int64_t sample = entry.sample & ~kLoneLookup;
   const uint32_t pooled = __ballot_sync(kAllLanes, active && !lone) & members;
-  float factor = ldexpf(weight, -exponent);
+  float factor = times_power(weight, -exponent);
   ElementType type = context.output.type;
   bool adds = !lone;
   bool elsewhere = false;  // another lane writes the row
@@ -82,14 +89,14 @@ __device__ __forceinline__ uint32_t plan_row(RowTarget& target, const EmissionCo
   if (active && !lone && workspace.row_of_lookup != nullptr) {
     const int shift = context.rows_are_half ? context.buffered_shift : 0;
     workspace.row_of_lookup[entry.position] =
-        make_uint2(buffers ? slot : kAddedRow, __float_as_uint(ldexpf(weight, shift - exponent)));
+        make_uint2(buffers ? slot : kAddedRow, __float_as_uint(times_power(weight, shift - exponent)));
   }
   const int64_t row_stride = context.output.row_stride;
   if (buffers && slot != kAddedRow) {
     adds = false;
     elsewhere = owner != lane;
     type = context.rows_are_half ? ElementType::kFloat16 : ElementType::kFloat32;
-    factor = context.rows_are_half ? ldexpf(1.0f, -context.buffered_shift) : 1.0f;
+    factor = context.rows_are_half ? times_power(1.0f, -context.buffered_shift) : 1.0f;
     target.row = static_cast<char*>(workspace.rows) +
                  static_cast<int64_t>(slot) * workspace.buffered_row_elements *
                      (context.rows_are_half ? 2 : 4);

@@ -31,7 +31,9 @@ class TileQueue {
     steals_ = steals;
     granules_ = (entries + kGranule - 1) / kGranule;
     claim_ = spare_ = {0, 0};
-    own_left_ = count(blockIdx.x) > 0;
+    own_first_ = first(blockIdx.x);
+    own_count_ = first(blockIdx.x + 1) - own_first_;
+    own_left_ = own_count_ > 0;
     requested_ = 0;
     request(ticket);
     while (claim_.begin == claim_.end && refill(ticket)) {
@@ -62,9 +64,11 @@ class TileQueue {
   __device__ __forceinline__ int32_t count(int32_t block) const {
     return first(block + 1) - first(block);
   }
-  __device__ __forceinline__ Claim range(int32_t block, int32_t ticket, int32_t granules) const {
-    const int32_t begin = first(block) + min(ticket, count(block));
-    const int32_t end = min(begin + granules, first(block + 1));
+  // `granules` from `ticket` on of the `count` that start at `first`.
+  __device__ __forceinline__ Claim range(int32_t first, int32_t count, int32_t ticket,
+                                         int32_t granules) const {
+    const int32_t begin = first + min(ticket, count);
+    const int32_t end = min(begin + granules, first + count);
     return {min(begin * kGranule, entries_), min(end * kGranule, entries_)};
   }
 
@@ -78,8 +82,8 @@ class TileQueue {
   __device__ __forceinline__ void accept(uint32_t received) {
     if (requested_ == 0) return;
     const int32_t ticket = static_cast<int32_t>(__shfl_sync(kAllLanes, received, 0));
-    own_left_ = ticket + requested_ < count(blockIdx.x);
-    const Claim taken = range(blockIdx.x, ticket, requested_);
+    own_left_ = ticket + requested_ < own_count_;
+    const Claim taken = range(own_first_, own_count_, ticket, requested_);
     requested_ = 0;
     if (taken.begin >= taken.end) return;
     if (claim_.begin == claim_.end) {
@@ -121,7 +125,7 @@ class TileQueue {
     uint32_t ticket = 0;
     if (threadIdx.x % 32 == 0) ticket = atomicAdd(queues_ + victim, kStolen);
     ticket = __shfl_sync(kAllLanes, ticket, 0);
-    claim_ = range(victim, static_cast<int32_t>(ticket), kStolen);
+    claim_ = range(first(victim), count(victim), static_cast<int32_t>(ticket), kStolen);
     return true;
   }
 
@@ -129,6 +133,8 @@ class TileQueue {
   int32_t entries_;
   int32_t granules_;
   bool steals_;
+  int32_t own_first_;
+  int32_t own_count_;
   bool own_left_;
   Claim claim_;
   Claim spare_;  // own granules that do not follow the claim, because others took those between

@@ -67,30 +67,33 @@ struct WideArena {
   bool paired;
 };
 
-struct PlanningScratch {
+// Two of these take turns: one is cleared while the other is in use.
+struct PrefixTable {
   uint32_t keys[kPrefixSlots];  // i1 + 1, or 0
   int32_t first[kPrefixSlots];  // entry that has it first
-  int32_t number[kPrefixSlots];
+};
+
+struct PlanningScratch {
+  PrefixTable tables[2];
   int32_t run_end[kPlanningWarps];
-  int32_t prefixes[kPlanningWarps];
-  int32_t distinct[kPlanningWarps];
+  uint32_t firsts[kPlanningWarps];  // entries that have their prefix first
   int32_t cut;
 };
 
-__device__ __forceinline__ void clear_planning(PlanningScratch& scratch, int thread, int threads) {
-  for (int i = thread; i < kPrefixSlots; i += threads) {
-    scratch.keys[i] = 0;
-    scratch.first[i] = kTileEntries;
+__device__ __forceinline__ void clear_prefixes(PrefixTable& table, int thread) {
+#pragma unroll
+  for (int i = thread; i < kPrefixSlots; i += kTileEntries) {
+    table.keys[i] = 0;
+    table.first[i] = kTileEntries;
   }
-  if (thread == 0) scratch.cut = kTileEntries;
 }
 
 // The slot of an i1, which is entered if it is new.
-__device__ __forceinline__ int find_prefix(PlanningScratch& scratch, uint32_t i1) {
+__device__ __forceinline__ int find_prefix(PrefixTable& table, uint32_t i1) {
   const uint32_t key = i1 + 1;
   int slot = static_cast<int>(i1 * 0x9e3779b1u >> 24);
   while (true) {
-    const uint32_t found = atomicCAS(&scratch.keys[slot], 0u, key);
+    const uint32_t found = atomicCAS(&table.keys[slot], 0u, key);
     if (found == 0 || found == key) return slot;
     slot = (slot + 1) % kPrefixSlots;
   }
@@ -111,112 +114,113 @@ struct AheadEntries {
   }
 };
 
-// Plans the tile that starts with the claim, by the planning warps. `blocks`: of a multiprocessor.
-// `find_source(prefixes, i1, entries, checkpoint)` says where the products come from; one thread
-// calls it.
-template <int kSteps, typename FindSource>
-__device__ __forceinline__ void plan_tile(WideTile& tile, PlanningScratch& scratch,
-                                          const AheadEntries& ahead, const WideArena& arena,
-                                          EmissionContext context, int32_t feature_number,
-                                          Claim claim, int32_t* rows_used,
-                                          FindSource&& find_source) {
+// Which entries of a claim make a tile, and its prefixes.
+struct TileExtent {
+  int32_t entries;
+  int32_t prefixes;
+  int32_t number;  // of the thread's prefix
+  uint32_t i2;
+};
+
+// First half of planning, by the planning warps; ends with a barrier. `find_source(prefixes, i1,
+// i2, entries, checkpoint)` says where the products come from; one thread calls it.
+template <typename FindSource>
+__device__ __forceinline__ TileExtent find_extent(WideTile& tile, PlanningScratch& scratch,
+                                                  int table_in_use, const AheadEntries& ahead,
+                                                  int32_t capacity, bool shares, Claim claim,
+                                                  FindSource&& find_source) {
   const int thread = threadIdx.x;
   const int lane = thread % 32;
   const int warp = thread / 32;
-  const TiledFeature& feature = context.feature;
-  const TiledWorkspace& workspace = context.workspace;
+  PrefixTable& table = scratch.tables[table_in_use];
   const bool valid = claim.begin + thread < claim.end;
-  const int ahead_index = valid ? thread : 0;
-  const GroupedLookup entry = ahead.entries[ahead_index];
+  const GroupedLookup& entry = ahead.entries[valid ? thread : 0];
   const uint32_t i2 = ahead.entries[0].i2;
   const uint32_t i1 = entry.outer & 0xffffu;
-  const uint32_t i3 = entry.outer >> 16;
   const bool same = valid && entry.i2 == i2;
-  const bool shares = (context.range.disabled & kSharingDisabled) == 0;
-  // Exponents arrive while the prefixes are found.
-  int32_t exponents[3] = {};
-  if (same) {
-    exponents[0] = __ldg(workspace.exponents + feature.exponents[0] + i1);
-    exponents[1] = __ldg(workspace.exponents + feature.exponents[1] + i2);
-    exponents[2] = __ldg(workspace.exponents + feature.exponents[2] + i3);
-  }
   int slot = thread;
-  if (shares && same) {
-    slot = find_prefix(scratch, i1);
-    atomicMin(&scratch.first[slot], thread);
+  if (same) {
+    if (shares) slot = find_prefix(table, i1);
+    atomicMin(&table.first[slot], thread);
   }
   const uint32_t others = ~__ballot_sync(kAllLanes, same);
   if (lane == 0) scratch.run_end[warp] = others == 0 ? kTileEntries : warp * 32 + __ffs(others) - 1;
+  if (thread == 0) {
+    scratch.cut = kTileEntries;
+    tile.item_count = tile.next_item = 0;
+  }
   partial_barrier(kTileEntries);
 
   int32_t end = kTileEntries;
 #pragma unroll
   for (int w = 0; w < kPlanningWarps; ++w) end = min(end, scratch.run_end[w]);
-  const bool is_first = thread < end && (!shares || scratch.first[slot] == thread);
+  const int32_t first = table.first[slot];
+  const bool is_first = thread < end && first == thread;
   const uint32_t firsts = __ballot_sync(kAllLanes, is_first);
-  if (lane == 0) scratch.prefixes[warp] = __popc(firsts);
+  if (lane == 0) scratch.firsts[warp] = firsts;
+  clear_prefixes(scratch.tables[table_in_use ^ 1], thread);
   partial_barrier(kTileEntries);
 
-  int32_t number = __popc(firsts & ((1u << lane) - 1));
+  // A prefix is numbered by the entry that has it first.
+  int32_t number = 0;
   int32_t prefixes = 0;
 #pragma unroll
   for (int w = 0; w < kPlanningWarps; ++w) {
-    if (w < warp) number += scratch.prefixes[w];
-    prefixes += scratch.prefixes[w];
+    const uint32_t bits = scratch.firsts[w];
+    const int32_t before = min(max(first - 32 * w, 0), 32);
+    number += __popc(before < 32 ? bits & ((1u << before) - 1) : bits);
+    prefixes += __popc(bits);
   }
-  if (is_first) {
-    scratch.number[slot] = number;
-    if (number < arena.capacity) tile.i1[number] = static_cast<uint16_t>(i1);
-    if (number == arena.capacity) scratch.cut = thread;
-  }
+  if (is_first && number < capacity) tile.i1[number] = static_cast<uint16_t>(i1);
+  if (is_first && number == capacity) scratch.cut = thread;
   if (thread == 0) tile.source = find_source(prefixes, i1, i2, end, &tile.checkpoint);
   partial_barrier(kTileEntries);
+  return {min(end, scratch.cut), min(prefixes, capacity), number, i2};
+}
 
-  end = min(end, scratch.cut);
-  const bool active = thread < end;
+// Second half: the rows of the tile's entries, and the products of its distinct ids.
+template <int kSteps>
+__device__ __forceinline__ void plan_rows(WideTile& tile, const AheadEntries& ahead,
+                                          const WideArena& arena, const EmissionContext& context,
+                                          const TileExtent& extent, int32_t* rows_used) {
+  const int thread = threadIdx.x;
+  const int lane = thread % 32;
+  const TiledFeature& feature = context.feature;
+  const TiledWorkspace& workspace = context.workspace;
+  const bool active = thread < extent.entries;
+  const uint32_t actives = __ballot_sync(kAllLanes, active);
+  if (actives == 0) return;
+  const int index = active ? thread : 0;
+  const GroupedLookup entry = ahead.entries[index];
+  const uint32_t i1 = entry.outer & 0xffffu;
+  const uint32_t i3 = entry.outer >> 16;
+  const int32_t exponent = __ldg(workspace.exponents + feature.exponents[0] + i1) +
+                           __ldg(workspace.exponents + feature.exponents[1] + extent.i2) +
+                           __ldg(workspace.exponents + feature.exponents[2] + i3);
   uint32_t members = 1u << lane;
   if ((context.range.disabled & kFoldingDisabled) == 0) {
     members = __match_any_sync(kAllLanes, entry.outer);
   }
-  members &= __ballot_sync(kAllLanes, active);
-  context.first_entry = claim.begin + warp * 32;
+  members &= actives;
+  const bool leads = active && __ffs(members) - 1 == lane;
+  const uint32_t leaders = __ballot_sync(kAllLanes, leads);
+  int32_t place = 0;
+  if (lane == 0) place = atomicAdd(&tile.item_count, __popc(leaders) * arena.tiles3);
   RowTarget target{};
   const uint32_t emitters =
       plan_row(target, context, entry, active, members,
-               workspace.factors != nullptr ? ahead.weights[ahead_index] : 1.0f,
-               exponents[0] + exponents[1] + exponents[2], rows_used);
-  const bool leads = active && __ffs(members) - 1 == lane;
-  const uint32_t leaders = __ballot_sync(kAllLanes, leads);
+               workspace.factors != nullptr ? ahead.weights[index] : 1.0f, exponent, rows_used);
   if (active) tile.targets[thread] = target;
-  if (lane == 0) scratch.distinct[warp] = __popc(leaders);
-  const uint32_t product = scratch.number[slot] * arena.product_bytes;
-  partial_barrier(kTileEntries);
-
-  int32_t before = __popc(leaders & ((1u << lane) - 1));
-  int32_t distinct = 0;
-#pragma unroll
-  for (int w = 0; w < kPlanningWarps; ++w) {
-    if (w < warp) before += scratch.distinct[w];
-    distinct += scratch.distinct[w];
+  place = __shfl_sync(kAllLanes, place, 0) +
+          __popc(leaders & ((1u << lane) - 1)) * arena.tiles3;
+  if (!leads) return;
+  const uint32_t third = feature.packed[2] + i3 * feature.slice_halves[2];
+  for (int32_t tile3 = 0; tile3 < arena.tiles3; ++tile3) {
+    tile.items[place + tile3] =
+        WideItem{third + tile3 * kSteps * arena.third_lanes * kVectorHalves,
+                 extent.number * arena.product_bytes, emitters,
+                 static_cast<uint16_t>(thread - lane), static_cast<uint16_t>(tile3 * 8)};
   }
-  if (leads) {
-    const uint32_t third = feature.packed[2] + i3 * feature.slice_halves[2];
-    for (int32_t tile3 = 0; tile3 < arena.tiles3; ++tile3) {
-      tile.items[before * arena.tiles3 + tile3] =
-          WideItem{third + tile3 * kSteps * arena.third_lanes * kVectorHalves, product, emitters,
-                   static_cast<uint16_t>(warp * 32), static_cast<uint16_t>(tile3 * 8)};
-    }
-  }
-  if (thread == 0) {
-    tile.entries = end;
-    tile.prefixes = min(prefixes, arena.capacity);
-    tile.item_count = distinct * arena.tiles3;
-    tile.feature = feature_number;
-    tile.second_offset = feature.packed[1] + i2 * feature.slice_halves[1];
-    tile.next_item = 0;
-  }
-  clear_planning(scratch, thread, kTileEntries);
-  partial_barrier(kTileEntries);
 }
 
 }  // namespace flowtt::cuda
