@@ -85,6 +85,17 @@ __device__ __forceinline__ VectorSource vector_source(const TiledFeature& featur
   return source;
 }
 
+// Two elements of 16 bits.
+template <typename core_t>
+__device__ __forceinline__ float2 unpack_pair(uint32_t word) {
+  if constexpr (std::is_same_v<core_t, __half>) {
+    return __half22float2(*reinterpret_cast<const __half2*>(&word));
+  } else {
+    // bf16 is the upper half of fp32.
+    return make_float2(__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u));
+  }
+}
+
 // Largest magnitude of `numel` elements, known to every thread of a team of `team` threads, a warp
 // or the block. A NaN wins.
 template <typename core_t>
@@ -109,9 +120,15 @@ __device__ __forceinline__ float largest_magnitude(const core_t* slice, int32_t 
       }
 #pragma unroll
       for (int i = 0; i < kUnroll; ++i) {
-        const core_t* elements = reinterpret_cast<const core_t*>(&loaded[i]);
-#pragma unroll
-        for (int e = 0; e < kPerVector; ++e) include(to_accumulator<float>(elements[e]));
+        for (const uint32_t word : {loaded[i].x, loaded[i].y, loaded[i].z, loaded[i].w}) {
+          if constexpr (kPerVector == 4) {
+            include(__uint_as_float(word));
+          } else {
+            const float2 pair = unpack_pair<core_t>(word);
+            include(pair.x);
+            include(pair.y);
+          }
+        }
       }
     }
   } else {
