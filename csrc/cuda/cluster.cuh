@@ -31,11 +31,16 @@ __device__ __forceinline__ uint32_t cluster_blocks() {
 #endif
 }
 
-// Called by all threads. What a thread of the cluster wrote before it arrived, every thread sees
-// that has waited; other work may lie between the two.
-__device__ __forceinline__ void arrive_at_cluster() {
+// Called by all threads, after a __syncthreads. What the block's threads wrote before that, every
+// thread of the cluster sees that has waited; other work may lie between arriving and waiting. The
+// first warp publishes the writes of all: the others need not wait for theirs to be visible.
+__device__ __forceinline__ void arrive_at_cluster(bool publishes = true) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  if (publishes && threadIdx.x < 32) {
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  } else {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+  }
 #endif
 }
 

@@ -11,11 +11,6 @@
 
 namespace flowtt::cuda {
 
-// Address of shared memory as the instructions below want it.
-__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
-
 // Four 8 x 8 matrices of halves; lane l names row l % 8 of matrix l / 8. The result is operand a of
 // multiply_add when the matrices are (upper, lower) rows x (first, second) eight summed elements.
 __device__ __forceinline__ void load_matrices(uint32_t (&a)[4], uint32_t row_address) {
@@ -37,46 +32,14 @@ __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-__device__ __forceinline__ void store_shared(uint32_t address, uint4 value) {
-  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value.x),
-               "r"(value.y), "r"(value.z), "r"(value.w)
-               : "memory");
-}
-
-__device__ __forceinline__ void store_shared(uint32_t address, uint2 value) {
+__device__ __forceinline__ void store_shared_pair(uint32_t address, uint2 value) {
   asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(value.x), "r"(value.y)
                : "memory");
-}
-
-__device__ __forceinline__ uint4 load_shared(uint32_t address) {
-  uint4 value;
-  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-               : "r"(address)
-               : "memory");
-  return value;
-}
-
-__device__ __forceinline__ uint32_t load_shared_word(uint32_t address) {
-  uint32_t word;
-  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
-  return word;
 }
 
 // A barrier of the first `threads` threads of a block, which the others do not wait for.
 __device__ __forceinline__ void partial_barrier(int threads) {
   asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory");
-}
-
-// Adds two neighbouring floats, aligned to 8 bytes.
-__device__ __forceinline__ void add_pair(float* target, float first, float second) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(target), "f"(first), "f"(second)
-               : "memory");
-#else
-  atomicAdd(target, first);
-  atomicAdd(target + 1, second);
-#endif
 }
 
 }  // namespace flowtt::cuda

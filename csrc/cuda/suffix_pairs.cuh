@@ -104,8 +104,8 @@ __global__ void __launch_bounds__(kPairWarps * 32)
         largest = magnitude <= largest ? largest : magnitude;
       }
     }
-    const int32_t exponent = scale_exponent(
-        __uint_as_float(__reduce_max_sync(kAllLanes, __float_as_uint(largest))));
+    const int32_t exponent =
+        scale_exponent(__uint_as_float(__reduce_max_sync(kAllLanes, __float_as_uint(largest))));
     const float scale = __int_as_float((exponent + 127) << 23);
     const int32_t index = i3 * pair.p4 + i4;
     if (lane == 0) workspace.exponents[feature.exponents[2] + index] = exponent;

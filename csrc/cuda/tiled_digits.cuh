@@ -17,98 +17,75 @@ struct Quotient {
   uint32_t remainder;
 };
 
-// value / divisor: the rounded reciprocal is at most one short.
-__device__ __forceinline__ Quotient divide(uint32_t value, uint32_t divisor, uint32_t reciprocal) {
-  uint32_t quotient = __umulhi(value, reciprocal);
-  uint32_t remainder = value - quotient * divisor;
-  if (remainder >= divisor) {
-    ++quotient;
-    remainder -= divisor;
-  }
-  return {quotient, remainder};
+// value / divisor of a value below 2^31.
+__device__ __forceinline__ Quotient divide(uint32_t value, const Divisor& divisor) {
+  const uint32_t quotient = __umulhi(2 * value, divisor.reciprocal) >> divisor.shift;
+  return {quotient, value - quotient * divisor.value};
 }
 
-// A feature's factors, read once by every thread that splits many ids.
+// Splits ids of less than 2^31 of one feature. Reads the feature's description once.
+template <int kCores>
 class IdSplitter {
  public:
   __device__ __forceinline__ explicit IdSplitter(const TiledFeature& feature)
-      : feature_(feature),
-        num_embeddings_(static_cast<uint64_t>(feature.num_embeddings)),
-        num_cores_(feature.num_cores),
-        // The second factor is divided by last, the last one first.
-        last_p_(static_cast<uint32_t>(feature.p[feature.num_cores - 1])),
-        last_reciprocal_(feature.reciprocals[feature.num_cores - 1]),
-        second_p_(static_cast<uint32_t>(feature.p[1])),
-        second_reciprocal_(feature.reciprocals[1]),
+      : last_(divisor(feature, kCores - 1)),
+        third_(divisor(feature, 2)),
+        second_(divisor(feature, 1)),
         bin_shift_(feature.bin_shift),
-        bin_split_(feature.bin_split) {
-    // bin_split / p of the minor digit, as a fraction of 2^32.
-    const int minor = feature.num_cores == 2 ? 1 : 0;
-    minor_scale_ =
-        min(bin_split_ * static_cast<uint64_t>(feature.reciprocals[minor]), uint64_t{0xffffffffu});
-  }
+        bin_split_(feature.bin_split),
+        minor_scale_(feature.minor_scale) {}
 
-  __device__ __forceinline__ bool contains(int64_t id) const {
-    return static_cast<uint64_t>(id) < num_embeddings_;
-  }
-
-  // id: in range.
-  __device__ __forceinline__ LookupDigits split(int64_t id) const {
-    uint32_t last;
-    uint32_t prefix;
-    if (num_embeddings_ <= uint64_t{1} << 32) {
-      const Quotient first = divide(static_cast<uint32_t>(id), last_p_, last_reciprocal_);
-      last = first.remainder;
-      prefix = first.quotient;
-    } else {
-      // The prefix of a row may need more than 32 bits only with four cores.
-      uint64_t wide = static_cast<uint64_t>(id) / last_p_;
-      last = static_cast<uint32_t>(static_cast<uint64_t>(id) - wide * last_p_);
-      if (num_cores_ == 4) {
-        const uint64_t p3 = static_cast<uint64_t>(feature_.p[2]);
-        const uint32_t i3 = static_cast<uint32_t>(wide % p3);
-        return finish(divide_wide(wide / p3), last, i3);
-      }
-      return num_cores_ == 2 ? finish({static_cast<uint32_t>(wide), 0}, last, 0)
-                             : finish(divide_wide(wide), last, 0);
-    }
+  __device__ __forceinline__ LookupDigits split(uint32_t id) const {
+    const Quotient first = divide(id, last_);
+    uint32_t prefix = first.quotient;
+    if constexpr (kCores == 2) return finish(prefix, 0, first.remainder, 0);
     uint32_t i3 = 0;
-    if (num_cores_ == 4) {
-      const Quotient third =
-          divide(prefix, static_cast<uint32_t>(feature_.p[2]), feature_.reciprocals[2]);
-      i3 = third.remainder;
+    if constexpr (kCores == 4) {
+      const Quotient third = divide(prefix, third_);
       prefix = third.quotient;
+      i3 = third.remainder;
     }
-    return finish(
-        num_cores_ == 2 ? Quotient{prefix, 0} : divide(prefix, second_p_, second_reciprocal_), last,
-        i3);
+    const Quotient second = divide(prefix, second_);
+    return finish(second.quotient, second.remainder, first.remainder, i3);
   }
 
- private:
-  __device__ __forceinline__ Quotient divide_wide(uint64_t prefix) const {
-    const uint64_t first = prefix / second_p_;
-    return {static_cast<uint32_t>(first), static_cast<uint32_t>(prefix - first * second_p_)};
-  }
-
-  // first_two: i1 and, but for two cores, i2.
-  __device__ __forceinline__ LookupDigits finish(Quotient first_two, uint32_t last,
+  // Digits of an id that has its last digit, and with four cores the one before, taken away.
+  __device__ __forceinline__ LookupDigits finish(uint32_t i1, uint32_t i2, uint32_t last,
                                                  uint32_t i3) const {
-    const uint32_t major = num_cores_ == 2 ? first_two.quotient : first_two.remainder;
-    const uint32_t minor = num_cores_ == 2 ? last : first_two.quotient;
-    return {first_two.quotient | last << 16, first_two.remainder | i3 << 16,
+    const uint32_t major = kCores == 2 ? i1 : i2;
+    const uint32_t minor = kCores == 2 ? last : i1;
+    return {i1 | last << 16, i2 | i3 << 16,
             (major >> bin_shift_) * bin_split_ + __umulhi(minor, minor_scale_)};
   }
 
-  const TiledFeature& feature_;
-  uint64_t num_embeddings_;
-  int32_t num_cores_;
-  uint32_t last_p_;
-  uint32_t last_reciprocal_;
-  uint32_t second_p_;
-  uint32_t second_reciprocal_;
+ private:
+  static __device__ __forceinline__ Divisor divisor(const TiledFeature& feature, int core) {
+    return {static_cast<uint32_t>(feature.p[core]), feature.reciprocals[core],
+            feature.reciprocal_shifts[core]};
+  }
+
+  Divisor last_;
+  Divisor third_;
+  Divisor second_;
   uint32_t bin_shift_;
   uint32_t bin_split_;
   uint32_t minor_scale_;
 };
+
+// The same for ids of any size.
+template <int kCores>
+__device__ __noinline__ LookupDigits split_wide(const TiledFeature& feature, uint64_t id) {
+  const auto take = [&](int core) {
+    const uint32_t p = static_cast<uint32_t>(feature.p[core]);
+    const uint64_t rest = id / p;
+    const uint32_t digit = static_cast<uint32_t>(id - rest * p);
+    id = rest;
+    return digit;
+  };
+  const uint32_t last = take(kCores - 1);
+  const uint32_t i3 = kCores == 4 ? take(2) : 0;
+  const uint32_t i2 = kCores == 2 ? 0 : take(1);
+  return IdSplitter<kCores>(feature).finish(static_cast<uint32_t>(id), i2, last, i3);
+}
 
 }  // namespace flowtt::cuda

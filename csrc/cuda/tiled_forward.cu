@@ -124,6 +124,9 @@ void plan_bins(TiledFeature* feature) {
   const int32_t groups = ((feature->p[major] - 1) >> shift) + 1;
   feature->bin_shift = static_cast<uint16_t>(shift);
   feature->bin_split = static_cast<uint16_t>(std::min(feature->p[minor], kMaxTiledBins / groups));
+  feature->minor_scale = static_cast<uint32_t>(
+      std::min((int64_t{feature->bin_split} << 32) / feature->p[minor], int64_t{0xffffffff}));
+  feature->bins = static_cast<uint16_t>(groups * feature->bin_split);
 }
 
 void plan_packing(TiledPlan* plan) {
@@ -133,10 +136,14 @@ void plan_packing(TiledPlan* plan) {
   for (int32_t f = 0; f < plan->group.count; ++f) {
     TiledFeature& feature = plan->group.features[f];
     feature.first_pack_block = plan->group.pack_blocks;
+    set_three_cores(&feature);
     for (int k = 0; k < feature.num_cores; ++k) {
-      feature.slice_halves[k] = static_cast<uint32_t>(packed_slice_halves(plan->tiling, feature, k));
-      feature.reciprocals[k] = static_cast<uint32_t>(
-          std::min<int64_t>((int64_t{1} << 32) / feature.p[k], int64_t{0xffffffff}));
+      feature.slice_halves[k] =
+          static_cast<uint32_t>(packed_slice_halves(plan->tiling, feature, k));
+      uint8_t& shift = feature.reciprocal_shifts[k];
+      while (int64_t{1} << shift < feature.p[k]) ++shift;
+      feature.reciprocals[k] =
+          static_cast<uint32_t>((int64_t{1} << (31 + shift)) / feature.p[k] + 1);
     }
     plan_bins(&feature);
     // A feature that shares its predecessor's cores has no packing pieces: the search for a piece's

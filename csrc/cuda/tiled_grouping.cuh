@@ -1,5 +1,7 @@
-// Sorting of a feature's lookups into bins by a counting sort. One cluster sorts one run of them:
-//   each block counts its chunk of lookups per bin in its own shared memory,
+// Sorting of a feature's lookups into bins by a counting sort. A run of lookups is sorted by one
+// cluster, or by several that each take a part of the bins. All of them read all ids of the run,
+// which costs less than telling each other:
+//   each block counts the lookups of its chunk per bin of the part, in its own shared memory,
 //   block s of the cluster turns the counts of its share of the bins, over all blocks, into places,
 //   each block writes its lookups to their places.
 // Places are exact: no bin can overflow, however the ids are distributed, and nothing has to be
@@ -7,87 +9,62 @@
 
 #pragma once
 
-#include <cstdio>
-
 #include "cluster.cuh"
 #include "lookup_checks.cuh"
 #include "tiled_bags.cuh"
-#include "tiled_digits.cuh"
-#include "tiled_segments.cuh"
+#include "tiled_counting.cuh"
 
 namespace flowtt::cuda {
 
-// In shared memory.
-struct GroupingScratch {
-  alignas(16) uint32_t bins[kMaxTiledBins];              // counts, then places
-  uint32_t share_counts[kMaxClusterBlocks];  // lookups of this block in each block's bins
-  uint32_t warp_sums[kPrepareWarps];
-  uint32_t warp_bases[kPrepareWarps];
-  BagMarks marks;
-};
-
-// For one thread alone.
-inline __device__ __noinline__ void trap_on_bad_lookup(const TiledFeature& feature,
-                                                       int64_t position, int64_t index) {
-  printf(
-      "flowtt: index out of range: feature %d (table %d), indices[%lld] = %lld, expected "
-      "0 <= index < num_embeddings = %lld\n",
-      feature.feature, feature.table, static_cast<long long>(position),
-      static_cast<long long>(index), static_cast<long long>(feature.num_embeddings));
-  __trap();
-}
-
-__device__ __forceinline__ void clear_counts(GroupingScratch& scratch) {
-  uint4* words = reinterpret_cast<uint4*>(scratch.bins);
-#pragma unroll
-  for (int i = 0; i < kMaxTiledBins / 4 / kPrepareThreads; ++i) {
-    words[i * kPrepareThreads + threadIdx.x] = make_uint4(0, 0, 0, 0);
-  }
-  if (threadIdx.x < kMaxClusterBlocks) scratch.share_counts[threadIdx.x] = 0;
-}
-
-// share_counts[s]: the block's lookups in the bins of block s. Every thread sums consecutive bins.
-__device__ __forceinline__ void count_shares(GroupingScratch& scratch, uint32_t blocks) {
-  constexpr int kPerThread = kMaxTiledBins / kPrepareThreads;
-  const uint4* words = reinterpret_cast<const uint4*>(scratch.bins + threadIdx.x * kPerThread);
+// share_counts[s]: the block's lookups of the bins of block s. Every thread sums consecutive bins.
+// width: room for the bins of a part.
+__device__ __forceinline__ void count_shares(GroupingScratch& scratch, uint32_t width,
+                                             uint32_t blocks) {
+  const uint32_t per_thread = width / kPrepareThreads;
   uint32_t sum = 0;
-#pragma unroll
-  for (int i = 0; i < kPerThread / 4; ++i) {
-    const uint4 count = words[i];
-    sum += count.x + count.y + count.z + count.w;
-  }
+#pragma unroll 1
+  for (uint32_t i = 0; i < per_thread; ++i) sum += scratch.counts[threadIdx.x * per_thread + i];
   static_assert(kPrepareThreads / kMaxClusterBlocks == 32);
   sum = __reduce_add_sync(kAllLanes, sum);
-  if (threadIdx.x % 32 == 0) {
+  if (threadIdx.x % 32 == 0 && sum != 0) {
     atomicAdd(&scratch.share_counts[threadIdx.x * blocks / kPrepareThreads], sum);
   }
 }
 
-// Replaces the counts of every block by the places of its first lookup of each bin, numbered
-// within the run. Called by all threads of the cluster after count_shares.
-__device__ __forceinline__ void place_bins(GroupingScratch& scratch, uint32_t rank,
+// From the counts of all blocks to the places of every block's first lookup of each bin of this
+// block's share, numbered within the run. Called by all threads.
+__device__ __forceinline__ void place_bins(GroupingScratch& scratch, uint32_t width, uint32_t rank,
                                            uint32_t blocks) {
-  // The counts of the share's bins, block by block within a bin, are scanned as one sequence.
-  constexpr int kPerThread = kMaxTiledBins / kPrepareThreads;
+  // The counts of the share, block by block within a bin, are scanned as one sequence.
+  constexpr int kMaxPerThread = kMaxTiledBins / kPrepareThreads;
+  const int per_thread = static_cast<int>(width / kPrepareThreads);
   const uint32_t shift = 31 - __clz(blocks);
-  const uint32_t share = rank * (kMaxTiledBins >> shift);
+  const uint32_t share_bins = width >> shift;
+  const uint32_t* const share = scratch.counts + rank * share_bins;
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
-  // Lookups in the shares of the blocks before this one.
+  // Lookups of the parts and shares before this one.
   uint32_t base = 0;
   const uint32_t other_share = threadIdx.x & (blocks - 1);
-  if (threadIdx.x < blocks * blocks && other_share < rank) {
-    base = RemoteWord(&scratch.share_counts[other_share], threadIdx.x >> shift).load();
+  const uint32_t other_block = threadIdx.x >> shift;
+  if (other_block < blocks && other_share <= rank) {
+    const uint32_t* const word =
+        other_share < rank ? &scratch.share_counts[other_share] : &scratch.before_part;
+    base = RemoteWord(word, other_block).load();
   }
-  uint32_t count[kPerThread];
+  uint32_t count[kMaxPerThread];
+  const uint32_t element0 = threadIdx.x * per_thread;
 #pragma unroll
-  for (int i = 0; i < kPerThread; ++i) {
-    const uint32_t element = threadIdx.x * kPerThread + i;
-    count[i] = RemoteWord(&scratch.bins[share + (element >> shift)], element & (blocks - 1)).load();
+  for (int i = 0; i < kMaxPerThread; ++i) {
+    const uint32_t element = element0 + i;
+    count[i] = 0;
+    if (i < per_thread) {
+      count[i] = RemoteWord(share + (element >> shift), element & (blocks - 1)).load();
+    }
   }
   uint32_t sum = 0;
 #pragma unroll
-  for (int i = 0; i < kPerThread; ++i) sum += count[i];
+  for (int i = 0; i < kMaxPerThread; ++i) sum += count[i];
   uint32_t up_to = sum;
 #pragma unroll
   for (int offset = 1; offset < 32; offset *= 2) {
@@ -106,101 +83,135 @@ __device__ __forceinline__ void place_bins(GroupingScratch& scratch, uint32_t ra
   }
   uint32_t place = __reduce_add_sync(kAllLanes, earlier) + up_to - sum;
 #pragma unroll
-  for (int i = 0; i < kPerThread; ++i) {
-    const uint32_t element = threadIdx.x * kPerThread + i;
-    RemoteWord(&scratch.bins[share + (element >> shift)], element & (blocks - 1)).store(place);
+  for (int i = 0; i < kMaxPerThread; ++i) {
+    const uint32_t element = element0 + i;
+    if (i < per_thread) {
+      scratch.places[(element & (blocks - 1)) * share_bins + (element >> shift)] = place;
+    }
     place += count[i];
   }
 }
 
-// Called by all threads of the clusters that sort, after clear_counts.
-__device__ __forceinline__ void group_run(GroupingScratch& scratch, const Segments& segments,
-                                          const TiledGroup& group, const BagBatch& batch,
-                                          const TiledRange& range, const TiledWorkspace& workspace,
-                                          int32_t run, uint32_t rank, uint32_t blocks) {
-  if (run >= segments.first_run[group.count]) return;
-  // Offsets out of order can make features overlap; clear_bags reports them.
-  if (segments.first_entry[group.count] > range.end_lookup - range.first_lookup) return;
-  int32_t f = 0;
-  while (segments.first_run[f + 1] <= run) ++f;
-  const TiledFeature& feature = group.features[f];
-  const int32_t runs = segments.first_run[f + 1] - segments.first_run[f];
-  const int32_t entries = segments.first_entry[f + 1] - segments.first_entry[f];
-  const int32_t per_run = (entries + runs - 1) / runs;
-  const int32_t run_begin = (run - segments.first_run[f]) * per_run;
-  const int32_t run_count = min(per_run, entries - run_begin);
-  // Whole words of marks.
-  const int32_t per_block = (run_count + static_cast<int32_t>(blocks) * 32 - 1) /
-                            (static_cast<int32_t>(blocks) * 32) * 32;
-  const int32_t chunk_begin = static_cast<int32_t>(rank) * per_block;
-  const int32_t count = max(min(per_block, run_count - chunk_begin), 0);
-  const int64_t first = segments.begin[f] + run_begin + chunk_begin;
+// Finds out whether the bags of all lookups that the block will write are of one length, and marks
+// the chunk's bags if not. Called by all threads; has barriers.
+__device__ __forceinline__ bool find_bags(GroupingScratch& scratch, const TiledGroup& group,
+                                          const BagBatch& batch, const TiledRange& range) {
+  const SortedChunk& chunk = scratch.chunk;
+  const int64_t first_bag =
+      group.features[chunk.feature].feature * batch.batch_size + range.first_sample;
+  const EqualBags bags(chunk.bag_length, chunk.skipped);
+  bool confirmed = bags.length != 0;
+  if (confirmed) {
+#pragma unroll 1
+    for (uint32_t i = threadIdx.x; i < scratch.taken; i += kPrepareThreads) {
+      const int32_t item = scratch.lookups[i].x & 0xffff;
+      confirmed &=
+          batch.offsets_are_int64
+              ? bags.confirms(static_cast<const int64_t*>(batch.offsets) + first_bag, item)
+              : bags.confirms(static_cast<const int32_t*>(batch.offsets) + first_bag, item);
+    }
+  }
+  if (__syncthreads_and(confirmed || scratch.taken == 0)) return true;
+  mark_bags(scratch.marks, batch, first_bag, range, range.first_lookup + chunk.first, chunk.count);
+  return false;
+}
+
+// Writes the lookups of the block to their places. first_id: of the first that the thread writes.
+template <int kCores>
+__device__ __forceinline__ void write_entries(const GroupingScratch& scratch, bool equal_bags,
+                                              int64_t first_id, const TiledGroup& group,
+                                              const BagBatch& batch, const TiledRange& range,
+                                              const TiledWorkspace& workspace,
+                                              uint32_t share_bins) {
+  const SortedChunk& chunk = scratch.chunk;
+  const TiledFeature& feature = group.features[chunk.feature];
+  const IdSplitter<kCores> splitter(feature);
+  const bool is_wide = feature.num_embeddings > kMaxNarrowRows;
   const bool sorts = (range.disabled & kGroupingDisabled) == 0;
-
-  const IdSplitter splitter(feature);
-  ChunkBags bags(scratch.marks, segments, f, feature, batch, range, first, count);
-
-  constexpr int kBatch = 8;  // ids loaded before the first is used
-  // The bin of each lookup, and above it the number of the block's lookups met before in the bin.
-  uint32_t ranked[kSortItems];
-  bool uniform = true;
-#pragma unroll
-  for (int base = 0; base < kSortItems; base += kBatch) {
-    if (base * kPrepareThreads >= count) break;
-    int64_t ids[kBatch];
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int32_t item = (base + i) * kPrepareThreads + threadIdx.x;
-      ids[i] = item < count ? load_index(batch.indices, batch.indices_are_int64, first + item) : 0;
+  const EqualBags bags(chunk.bag_length, chunk.skipped);
+  const int64_t first = range.first_lookup + chunk.first;
+  const uint32_t* const places = scratch.places + cluster_rank() * share_bins;
+  const uint32_t share_shift = 31 - __clz(share_bins);
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < scratch.taken; i += kPrepareThreads) {
+    const uint2 lookup = scratch.lookups[i];
+    const int32_t item = lookup.x & 0xffff;
+    const uint32_t bin = lookup.x >> 16;
+    const int64_t id = i == threadIdx.x
+                           ? first_id
+                           : load_index(batch.indices, batch.indices_are_int64, first + item);
+    const uint32_t bin_place =
+        RemoteWord(places + (bin & (share_bins - 1)), bin >> share_shift).load();
+    uint32_t sample = 0;
+    if (equal_bags) {
+      sample = (static_cast<uint32_t>(range.first_sample) + bags.bag_of(item)) |
+               (bags.length == 1 ? kLoneLookup : 0);
+    } else {
+      sample = marked_sample(scratch.marks, batch, item);
     }
-    if (base == 0) uniform = bags.is_uniform();
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int32_t item = (base + i) * kPrepareThreads + threadIdx.x;
-      if (item >= count) continue;
-      if (!splitter.contains(ids[i])) trap_on_bad_lookup(feature, first + item, ids[i]);
-      const uint32_t bin = splitter.split(ids[i]).bin;
-      ranked[base + i] = bin | atomicAdd(&scratch.bins[bin], 1u) * kMaxTiledBins;
-    }
-  }
-  const bool all_uniform = __syncthreads_and(uniform);
-  count_shares(scratch, blocks);
-  arrive_at_cluster();
-  if (!all_uniform) bags.mark();
-  wait_for_cluster();
-  place_bins(scratch, rank, blocks);
-  arrive_at_cluster();
-  wait_for_cluster();
-
-  const int64_t run_entry = segments.first_entry[f] + run_begin;
-  const uint32_t first_position = static_cast<uint32_t>(first - range.first_lookup);
-#pragma unroll
-  for (int base = 0; base < kSortItems; base += kBatch) {
-    if (base * kPrepareThreads >= count) break;
-    int64_t ids[kBatch];
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int32_t item = (base + i) * kPrepareThreads + threadIdx.x;
-      ids[i] = item < count ? load_index(batch.indices, batch.indices_are_int64, first + item) : 0;
-    }
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int32_t item = (base + i) * kPrepareThreads + threadIdx.x;
-      if (item >= count) continue;
-      const LookupDigits digits = splitter.split(ids[i]);
-      const uint32_t sample = bags.sample_of(item);
-      const uint32_t place =
-          scratch.bins[ranked[base + i] % kMaxTiledBins] + ranked[base + i] / kMaxTiledBins;
-      const int64_t entry = run_entry + (sorts ? place : chunk_begin + item);
-      *reinterpret_cast<uint4*>(workspace.entries + entry) =
-          make_uint4(digits.outer, digits.i2, first_position + item, sample);
-      if (workspace.factors != nullptr) {
-        const float weight = load_sample_weight<float>(batch, first + item);
-        workspace.factors[entry] =
-            batch.pooling_mode == PoolingMode::kMean ? weight / bags.length(sample) : weight;
+    const LookupDigits digits = is_wide ? split_wide<kCores>(feature, static_cast<uint64_t>(id))
+                                        : splitter.split(static_cast<uint32_t>(id));
+    const uint32_t entry = chunk.first_entry + (sorts ? bin_place + lookup.y
+                                                      : static_cast<uint32_t>(chunk.begin + item));
+    reinterpret_cast<uint4*>(workspace.entries)[entry] =
+        make_uint4(digits.outer, digits.i2, chunk.first + item, sample);
+    if (workspace.factors != nullptr) {
+      float factor = load_sample_weight<float>(batch, first + item);
+      if (batch.pooling_mode == PoolingMode::kMean && (sample & kLoneLookup) == 0) {
+        factor /= static_cast<float>(
+            equal_bags ? bags.length
+                       : bag_length(batch, feature.feature * batch.batch_size + sample));
       }
+      workspace.factors[entry] = factor;
     }
   }
+}
+
+// Sorts one part of one run: part `number` % 2^parts_shift of run number / 2^parts_shift. Called by
+// all threads of the clusters that sort, after clear_counts.
+template <int kCores>
+__device__ __forceinline__ void group_run(GroupingScratch& scratch, const TiledGroup& group,
+                                          const BagBatch& batch, const TiledRange& range,
+                                          const TiledWorkspace& workspace, int32_t number,
+                                          int32_t parts_shift) {
+  const SortedChunk& chunk = scratch.chunk;
+  const uint32_t blocks = cluster_blocks();
+  if (threadIdx.x < 32) {
+    find_chunk(scratch.chunk, group, batch, range, number >> parts_shift, cluster_rank(),
+               31 - __clz(blocks));
+  }
+  __syncthreads();
+  TRACE(1);
+  if (chunk.feature < 0) return;  // as in all blocks of the cluster
+  count_bins<kCores>(scratch, group, batch, range, number & ((1 << parts_shift) - 1), parts_shift);
+  __syncthreads();
+  TRACE(2);
+  const uint32_t width = kMaxTiledBins >> parts_shift;
+  count_shares(scratch, width, blocks);
+  __syncthreads();
+  arrive_at_cluster();
+  const bool equal_bags = find_bags(scratch, group, batch, range);
+  // Loaded before it is needed.
+  int64_t first_id = 0;
+  if (threadIdx.x < scratch.taken) {
+    first_id =
+        load_index(batch.indices, batch.indices_are_int64,
+                   range.first_lookup + chunk.first + (scratch.lookups[threadIdx.x].x & 0xffff));
+  }
+  TRACE(3);
+  wait_for_cluster();
+  TRACE(4);
+  place_bins(scratch, width, cluster_rank(), blocks);
+  __syncthreads();
+  arrive_at_cluster();
+  wait_for_cluster();
+  TRACE(5);
+  write_entries<kCores>(scratch, equal_bags, first_id, group, batch, range, workspace,
+                        width / blocks);
+  TRACE(6);
+  // The others may still read the places of this block.
+  arrive_at_cluster(false);
+  wait_for_cluster();
 }
 
 }  // namespace flowtt::cuda

@@ -63,6 +63,15 @@ inline constexpr uint32_t kSharingDisabled = 1u << 3;
 inline constexpr uint32_t kStealingDisabled = 1u << 4;
 inline constexpr uint32_t kCheckpointsDisabled = 1u << 5;
 
+// Divides values below 2^31: value / p = (2 value * reciprocal) / 2^(32 + shift), rounded down,
+// with 2^shift the next power of two from p on and reciprocal = 2^(31 + shift) / p, rounded down,
+// + 1.
+struct Divisor {
+  uint32_t value;
+  uint32_t reciprocal;
+  uint32_t shift;
+};
+
 // One feature of a launch and the table it looks up. Features that share a table share its packed
 // cores too. Arrays have one element per core.
 struct TiledFeature {
@@ -73,7 +82,8 @@ struct TiledFeature {
   uint32_t slice_halves[kMaxCores];  // from one packed slice to the next
   int32_t exponents[kMaxCores];      // where the exponents of the slices start
   int32_t p[kMaxCores];
-  uint32_t reciprocals[kMaxCores];  // 2^32 / p rounded down, at most 2^32 - 1
+  uint32_t reciprocals[kMaxCores];  // of p, see Divisor
+  uint8_t reciprocal_shifts[kMaxCores];
   int16_t q[kMaxCores];
   int16_t r[kMaxCores - 1];  // the ranks between the cores, unpadded
   int16_t num_cores;
@@ -83,6 +93,7 @@ struct TiledFeature {
   int32_t first_pack_block;  // in the preparation launch; equal to the next feature's if it shares
   // bin = (major digit >> bin_shift) * bin_split + minor digit * bin_split / its p; the major digit
   // is i2 (i1 with 2 cores), the minor one i1 (i2 with 2 cores).
+  uint32_t minor_scale;  // bin_split / p of the minor digit, as a fraction of 2^32
   uint16_t bin_shift;
   uint16_t bin_split;
   uint16_t bins;

@@ -15,6 +15,7 @@ cudaError_t launch_tiled_pool(const TiledLaunch& launch) {
     widest = std::max(widest, group.features[f].embedding_dim);
   }
   PoolPass pass{};
+  pass.lanes_shift = kMinLanesShift;
   while (pass.lanes_shift < 5 && (kPoolColumns << pass.lanes_shift) < widest) ++pass.lanes_shift;
   pass.adds_to_sums = launch.plan.adds_to_sums;
   pass.ends_sums = launch.ends_sums;

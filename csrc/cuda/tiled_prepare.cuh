@@ -12,6 +12,7 @@ namespace flowtt::cuda {
 // The grid: sorting blocks, then the others, which take pieces of work in turn.
 struct PrepareBlocks {
   int32_t sorting;
+  int32_t parts_shift;  // log2 of the clusters that sort one run
   int32_t clearing_pieces;
   int32_t packing_pieces;
   int32_t bags_per_piece;  // that a clearing piece looks at, a multiple of kPrepareWarps
@@ -36,10 +37,12 @@ __device__ __forceinline__ void clear_row(void* data, ElementType type, int64_t 
   char* const row = static_cast<char*>(data) + first * bytes;
   const int32_t row_bytes = static_cast<int32_t>(columns * bytes);
   if (reinterpret_cast<uintptr_t>(row) % 16 == 0 && row_bytes % 16 == 0) {
+#pragma unroll 1
     for (int32_t at = lane * 16; at < row_bytes; at += 32 * 16) {
       *reinterpret_cast<uint4*>(row + at) = make_uint4(0, 0, 0, 0);
     }
   } else {
+#pragma unroll 1
     for (int32_t at = lane * 2; at < row_bytes; at += 32 * 2) {
       *reinterpret_cast<uint16_t*>(row + at) = 0;
     }
@@ -79,9 +82,11 @@ __device__ __forceinline__ void clear_bags(const TiledGroup& group, const BagBat
   }
   if (workspace.piece_bags != nullptr) {
     const BagPieces pieces(range, begin, end);
+#pragma unroll 1
     for (uint32_t bags = __ballot_sync(kAllLanes, pieces.is_long()); bags != 0; bags &= bags - 1) {
       const int source = __ffs(bags) - 1;
       const int32_t end_piece = __shfl_sync(kAllLanes, pieces.end, source);
+#pragma unroll 1
       for (int32_t i = __shfl_sync(kAllLanes, pieces.first, source) + lane; i < end_piece;
            i += 32) {
         workspace.piece_bags[i] =
@@ -90,16 +95,15 @@ __device__ __forceinline__ void clear_bags(const TiledGroup& group, const BagBat
     }
   }
   if (!blocks.clears_sums) return;
+#pragma unroll 1
   for (uint32_t rows = __ballot_sync(kAllLanes, is_sum); rows != 0; rows &= rows - 1) {
     const int64_t row = warp_sample + __ffs(rows) - 1;
-    if (workspace.sums != nullptr) {
-      clear_row(workspace.sums, ElementType::kFloat32,
-                (row - range.first_sample) * output.row_stride + feature.output_column,
-                feature.embedding_dim);
-    } else {
-      clear_row(output.data, output.type, row * output.row_stride + feature.output_column,
-                feature.embedding_dim);
-    }
+    const bool in_workspace = workspace.sums != nullptr;
+    clear_row(
+        in_workspace ? workspace.sums : output.data,
+        in_workspace ? ElementType::kFloat32 : output.type,
+        (in_workspace ? row - range.first_sample : row) * output.row_stride + feature.output_column,
+        feature.embedding_dim);
   }
 }
 
@@ -114,7 +118,6 @@ __device__ __forceinline__ void pack_piece(const TiledGroup& group, const TiledW
 
 template <typename Packing>
 struct PrepareScratch {
-  Segments segments;
   GroupingScratch grouping;
   typename Packing::Scratch packing;
 };
@@ -133,21 +136,21 @@ __global__ void __launch_bounds__(kPrepareThreads, 2)
   if (block < blocks.sorting) {
     clear_counts(scratch.grouping);
     wait_for_previous_kernel();
-    load_segments(scratch.segments, group, batch, range);
-    const uint32_t rank = cluster_rank();
-    const uint32_t cluster = cluster_blocks();
-    group_run(scratch.grouping, scratch.segments, group, batch, range, workspace,
-              block / static_cast<int32_t>(cluster), rank, cluster);
+    TRACE(0);
+    group_run<Packing::kCores>(scratch.grouping, group, batch, range, workspace,
+                               block / static_cast<int32_t>(cluster_blocks()), blocks.parts_shift);
     return;
   }
   wait_for_previous_kernel();
   const int32_t others = static_cast<int32_t>(gridDim.x) - blocks.sorting;
   const int32_t thread = (block - blocks.sorting) * kPrepareThreads + threadIdx.x;
+#pragma unroll 1
   for (int32_t word = thread; word < kControlWords; word += others * kPrepareThreads) {
     workspace.control[word] = 0;
   }
   if (workspace.piece_arrivals != nullptr) {
     const int64_t lookups = range.end_lookup - range.first_lookup;
+#pragma unroll 1
     for (int32_t i = thread; i < lookups / kPoolPiece; i += others * kPrepareThreads) {
       workspace.piece_arrivals[i] = 0;
     }

@@ -15,8 +15,8 @@ constexpr int64_t kPrepareBlocksPerMultiprocessor = 2;
 constexpr int64_t kMaxClearingPieces = 128;
 
 // The largest cluster of this kernel that the current device runs, found once for each device.
-template <typename Kernel>
-cudaError_t find_max_cluster(Kernel kernel, size_t shared_bytes, int* blocks) {
+template <auto kernel>
+cudaError_t find_max_cluster(size_t shared_bytes, int* blocks) {
   constexpr int kDevices = 64;
   static std::atomic<int> found[kDevices];
   int device = 0;
@@ -60,19 +60,39 @@ cudaError_t find_max_cluster(Kernel kernel, size_t shared_bytes, int* blocks) {
   return cudaSuccess;
 }
 
-// Blocks a cluster: enough for an average feature, unless all features together would fill more
-// than the device.
-inline int choose_cluster(int64_t lookups, int64_t features, int max_cluster,
-                          int64_t multiprocessors) {
+#ifdef FLOWTT_TRACE
+inline int g_cluster = 0, g_parts = 0;
+#endif
+// Blocks of a cluster, and clusters a run.
+struct SortingShape {
+  int cluster;
+  int parts;
+};
+
+// Small clusters for small features; the more SMs the fewer features there are.
+inline SortingShape choose_sorting(int64_t lookups, int64_t features, int max_cluster,
+                                   int64_t multiprocessors) {
   constexpr int64_t kLookupsPerBlock = 1024;
   const int64_t average = (lookups + features - 1) / features;
-  int cluster = 1;
-  while (cluster < max_cluster && average > cluster * kLookupsPerBlock) cluster *= 2;
-  while (cluster > 1 && cluster * features > multiprocessors &&
-         average <= int64_t{cluster} / 2 * kSortedPerBlock) {
-    cluster /= 2;
+  SortingShape shape{1, 1};
+  while (shape.cluster < max_cluster && average > shape.cluster * kLookupsPerBlock) {
+    shape.cluster *= 2;
   }
-  return cluster;
+  while (shape.cluster > 1 && shape.cluster * features > multiprocessors &&
+         average <= int64_t{shape.cluster} / 2 * kMaxChunk) {
+    shape.cluster /= 2;
+  }
+  const int64_t run = int64_t{shape.cluster} * kMaxChunk;
+  const int64_t clusters = (average + run - 1) / run * features;
+  while (shape.parts < kMaxBinParts &&
+         2 * shape.parts * shape.cluster * clusters <= multiprocessors &&
+         average > 2 * shape.parts * shape.cluster * int64_t{kPrepareThreads} / 2) {
+    shape.parts *= 2;
+  }
+#ifdef FLOWTT_TRACE
+  if (g_cluster) shape = {g_cluster, g_parts};
+#endif
+  return shape;
 }
 
 template <typename Packing>
@@ -80,15 +100,16 @@ cudaError_t launch_prepare(const TiledLaunch& launch) {
   constexpr auto kernel = tiled_prepare_kernel<Packing>;
   constexpr size_t kSharedBytes = sizeof(PrepareScratch<Packing>);
   int max_cluster = 1;
-  const cudaError_t error = find_max_cluster(kernel, kSharedBytes, &max_cluster);
+  const cudaError_t error = find_max_cluster<kernel>(kSharedBytes, &max_cluster);
   if (error != cudaSuccess) return error;
   const TiledGroup& group = launch.plan.group;
   const int64_t lookups = launch.range.end_lookup - launch.range.first_lookup;
-  const int cluster =
-      choose_cluster(lookups, launch.batch.num_features, max_cluster, launch.plan.multiprocessors);
+  const SortingShape shape =
+      choose_sorting(lookups, launch.batch.num_features, max_cluster, launch.plan.multiprocessors);
+  const int cluster = shape.cluster;
   TiledRange range = launch.range;
-  range.run_lookups = cluster * kSortedPerBlock;
-  const int64_t clusters =
+  range.run_lookups = cluster * kMaxChunk;
+  const int64_t runs =
       lookups == 0 ? 0 : (lookups + range.run_lookups - 1) / range.run_lookups + group.count - 1;
 
   const int64_t samples = range.end_sample - range.first_sample;
@@ -96,7 +117,8 @@ cudaError_t launch_prepare(const TiledLaunch& launch) {
       samples * group.count / kMaxClearingPieces / kPrepareWarps * kPrepareWarps, kPrepareWarps,
       kPrepareThreads);
   PrepareBlocks blocks{};
-  blocks.sorting = static_cast<int32_t>(clusters * cluster);
+  blocks.sorting = static_cast<int32_t>(runs * shape.parts * cluster);
+  while (1 << blocks.parts_shift < shape.parts) ++blocks.parts_shift;
   blocks.clearing_pieces =
       static_cast<int32_t>(group.count * ((samples + bags_per_piece - 1) / bags_per_piece));
   blocks.packing_pieces = launch.packs_cores ? group.pack_blocks : 0;

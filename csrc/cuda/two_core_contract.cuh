@@ -27,14 +27,14 @@ struct TwoCoreWindow {
   int32_t count;  // of distinct ids
 
   __device__ __forceinline__ TwoCoreItem item(int32_t k) const {
-    const uint4 words = load_shared(items + k * sizeof(TwoCoreItem));
+    const uint4 words = load_shared_vector(items + k * sizeof(TwoCoreItem));
     return {words.x, words.y, words.z, static_cast<int32_t>(words.w)};
   }
   __device__ __forceinline__ uint32_t left(int32_t k) const {
     return load_shared_word(items + min(k, count - 1) * sizeof(TwoCoreItem));
   }
   __device__ __forceinline__ RowTarget target(int32_t lookup) const {
-    const uint4 words = load_shared(targets + lookup * sizeof(RowTarget));
+    const uint4 words = load_shared_vector(targets + lookup * sizeof(RowTarget));
     return {reinterpret_cast<char*>(static_cast<uint64_t>(words.y) << 32 | words.x),
             __uint_as_float(words.z), static_cast<RowWrite>(words.w)};
   }
@@ -44,9 +44,8 @@ struct TwoCoreWindow {
 // kDirect: all rows are whole tiles of floats and stored, item k's at target k.
 template <int kTiles, bool kDirect>
 __device__ __forceinline__ void write_row(const float (&rows)[kTiles][4],
-                                          const TwoCoreWindow& window, int32_t k,
-                                          uint32_t emitters, const TwoCoreShape& shape,
-                                          int32_t tile) {
+                                          const TwoCoreWindow& window, int32_t k, uint32_t emitters,
+                                          const TwoCoreShape& shape, int32_t tile) {
   const int lane = threadIdx.x % 32;
   const int32_t j1 = 8 * tile + 2 * (lane % 4);
   const int32_t j2 = lane / 4 * 2;
@@ -103,8 +102,9 @@ __device__ __forceinline__ void compute_window(const TwoCoreWindow& window,
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) {
       if (first + i >= item.run_end) break;
-      const uint32_t emitters =
-          kDirect ? 0 : i == 0 ? item.emitters : window.item(first + i).emitters;
+      const uint32_t emitters = kDirect  ? 0
+                                : i == 0 ? item.emitters
+                                         : window.item(first + i).emitters;
       float rows[Products::kTiles][4];
       Products::multiply(rows, right.current, group[i]);
       write_row<Products::kTiles, kDirect>(rows, window, first + i, emitters, shape, tile);
@@ -148,9 +148,8 @@ __global__ void __launch_bounds__(TwoCoreProducts<kSteps, kTiles, kThree>::kWarp
   const int warp = threadIdx.x / 32;
   RowTarget* const targets = all_targets[warp];
   TwoCoreItem* const items = all_items[warp];
-  uint32_t item_address = shared_address(items);
-  uint32_t target_address = shared_address(targets);
-  asm volatile("" : "+r"(item_address), "+r"(target_address));  // to be kept, see TwoCoreWindow
+  const uint32_t item_address = hold(shared_address(items));  // see TwoCoreWindow
+  const uint32_t target_address = hold(shared_address(targets));
   constexpr uint32_t kHalfBytes = sizeof(__half);
   if (threadIdx.x == 0) rows_used = 0;
   load_segments(segments, group, batch, range);
@@ -185,26 +184,20 @@ __global__ void __launch_bounds__(TwoCoreProducts<kSteps, kTiles, kThree>::kWarp
       const uint32_t actives = __ballot_sync(kAllLanes, active);
       uint32_t members = 1u << lane;
       if ((range.disabled & kFoldingDisabled) == 0) {
-        members =
-            __match_any_sync(kAllLanes, i1 | entry.i2 << 16) & actives;  // both below 2^16
+        members = __match_any_sync(kAllLanes, i1 | entry.i2 << 16) & actives;  // both below 2^16
       }
       const bool leads = active && __ffs(members) - 1 == lane;
       const uint32_t leaders = __ballot_sync(kAllLanes, leads);
-      const EmissionContext context{feature,
-                                    range,
-                                    workspace,
-                                    output,
-                                    !kThree,
-                                    buffered_shift(32 * shape.steps, true),
-                                    base,
-                                    Products::kBlocks,
+      const EmissionContext context{feature,   range,
+                                    workspace, output,
+                                    !kThree,   buffered_shift(32 * shape.steps, true),
+                                    base,      Products::kBlocks,
                                     paired};
       RowTarget target{};
       const uint32_t emitters =
           plan_row(target, context, entry, active, members, weight, exponent, &rows_used);
-      const bool direct =
-          __all_sync(kAllLanes, !active || target.write == RowWrite::kFloatPairs) && whole &&
-          leaders == actives;
+      const bool direct = __all_sync(kAllLanes, !active || target.write == RowWrite::kFloatPairs) &&
+                          whole && leaders == actives;
       const uint32_t right_offset =
           (feature.packed[1] + entry.i2 * feature.slice_halves[1]) * kHalfBytes;
       // Ids of one i2 are neighbours but for those that come again; the last item of a run of
@@ -218,9 +211,9 @@ __global__ void __launch_bounds__(TwoCoreProducts<kSteps, kTiles, kThree>::kWarp
       targets[lane] = target;
       if (leads) {
         const int end = __ffs(run_ends & (kAllLanes << lane)) - 1;  // lane of the run's last item
-        items[__popc(leaders & ((1u << lane) - 1))] = TwoCoreItem{
-            (feature.packed[0] + i1 * feature.slice_halves[0]) * kHalfBytes, right_offset,
-            emitters, __popc(leaders & (kAllLanes >> (31 - end)))};
+        items[__popc(leaders & ((1u << lane) - 1))] =
+            TwoCoreItem{(feature.packed[0] + i1 * feature.slice_halves[0]) * kHalfBytes,
+                        right_offset, emitters, __popc(leaders & (kAllLanes >> (31 - end)))};
       }
       __syncwarp();
       const TwoCoreWindow window{item_address, target_address, __popc(leaders)};

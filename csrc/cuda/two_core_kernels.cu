@@ -15,12 +15,12 @@ cudaError_t launch(const TiledLaunch& launch) {
   const int64_t lookups = launch.range.end_lookup - launch.range.first_lookup;
   if (lookups == 0) return cudaSuccess;
   constexpr int64_t kMinPerWarp = 4;  // fewer lookups would not fill a group
-  const int64_t blocks =
-      std::min<int64_t>(static_cast<int64_t>(launch.plan.multiprocessors) * Products::kBlocks,
-                        (lookups + Products::kWarps * kMinPerWarp - 1) / (Products::kWarps * kMinPerWarp));
+  const int64_t blocks = std::min<int64_t>(
+      static_cast<int64_t>(launch.plan.multiprocessors) * Products::kBlocks,
+      (lookups + Products::kWarps * kMinPerWarp - 1) / (Products::kWarps * kMinPerWarp));
   return launch_kernel(two_core_kernel<kSteps, kTiles, kThree>, blocks, Products::kWarps * 32, 0,
-                       launch.plan.dependent_launch, 1, launch.stream, launch.plan.group, launch.batch,
-                       launch.range, launch.workspace, launch.output);
+                       launch.plan.dependent_launch, 1, launch.stream, launch.plan.group,
+                       launch.batch, launch.range, launch.workspace, launch.output);
 }
 
 template <int kSteps, int kTiles>

@@ -1,13 +1,13 @@
 // Prefix products that several blocks need, in a bounded buffer that stays in the L2 cache. A tile
 // with a single prefix that goes on in the lookups before or behind it looks here: the first block
-// to do so computes the product and publishes it, later ones reload it. Nobody waits: a product that
-// is not there yet, or whose place is taken by another prefix, is computed.
+// to do so computes the product and publishes it, later ones reload it. Nobody waits: a product
+// that is not there yet, or whose place is taken by another prefix, is computed.
 
 #pragma once
 
 #include "tiled_segments.cuh"
-#include "wide_tile.cuh"
 #include "wide_queue.cuh"
+#include "wide_tile.cuh"
 
 namespace flowtt::cuda {
 
@@ -44,8 +44,7 @@ class Checkpoints {
              (workspace.entries[entry].outer & 0xffffu) == i1 && workspace.entries[entry].i2 == i2;
     };
     if (!goes_on(begin - 1) && !goes_on(begin + entries)) return ProductSource::kComputed;
-    const int32_t places =
-        min(kCheckpointTags, static_cast<int32_t>(kCheckpointBytes) / bytes_);
+    const int32_t places = min(kCheckpointTags, static_cast<int32_t>(kCheckpointBytes) / bytes_);
     const int32_t place = static_cast<int32_t>((key * 0x9e3779b97f4a7c15ull >> 40) % places);
     *checkpoint = place;
     const unsigned long long found = atomicCAS(tags(workspace) + place, 0ull, key | kClaimed);
@@ -65,7 +64,8 @@ class Checkpoints {
     for (int i = 0; i < parts; ++i) {
       const uint32_t source = arena.products + i * arena.product_part_bytes;
       for (uint32_t byte = threadIdx.x * 16; byte < arena.product_bytes; byte += blockDim.x * 16) {
-        *place(workspace, checkpoint, i * arena.product_bytes + byte) = load_shared(source + byte);
+        *place(workspace, checkpoint, i * arena.product_bytes + byte) =
+            load_shared_vector(source + byte);
       }
     }
   }
@@ -74,8 +74,8 @@ class Checkpoints {
     for (int i = 0; i < parts; ++i) {
       const uint32_t target = arena.products + i * arena.product_part_bytes;
       for (uint32_t byte = threadIdx.x * 16; byte < arena.product_bytes; byte += blockDim.x * 16) {
-        store_shared(target + byte,
-                     __ldcg(place(workspace, checkpoint, i * arena.product_bytes + byte)));
+        store_shared_vector(target + byte,
+                            __ldcg(place(workspace, checkpoint, i * arena.product_bytes + byte)));
       }
     }
   }
@@ -117,15 +117,15 @@ __device__ __forceinline__ void pass_through_memory(const TiledWorkspace& worksp
   const uint32_t units = part_units * parts;
   for (uint32_t unit = threadIdx.x; unit < units; unit += blockDim.x) {
     const uint32_t part = unit / part_units;
-    __stcg(scratch + unit, load_shared(arena.products + part * arena.product_part_bytes +
-                                       (unit - part * part_units) * 16));
+    __stcg(scratch + unit, load_shared_vector(arena.products + part * arena.product_part_bytes +
+                                              (unit - part * part_units) * 16));
   }
   __syncthreads();
   for (uint32_t unit = threadIdx.x; unit < units; unit += blockDim.x) {
     const uint32_t part = unit / part_units;
-    store_shared(arena.products + part * arena.product_part_bytes +
-                     (unit - part * part_units) * 16,
-                 __ldcg(scratch + unit));
+    store_shared_vector(
+        arena.products + part * arena.product_part_bytes + (unit - part * part_units) * 16,
+        __ldcg(scratch + unit));
   }
   __syncthreads();
 }

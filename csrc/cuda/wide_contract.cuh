@@ -121,9 +121,8 @@ __device__ __forceinline__ void compute_rows(WideTile& tile, const WideArena& ar
         Products::load_third(third, workspace, next.third, lanes);
       }
       const int32_t m = tile_row + lane / 4;
-      const ColumnPair pairs[2] = {
-          {m * q3 + j3, m < rows && j3 < q3, row[0], row[1]},
-          {(m + 8) * q3 + j3, m + 8 < rows && j3 < q3, row[2], row[3]}};
+      const ColumnPair pairs[2] = {{m * q3 + j3, m < rows && j3 < q3, row[0], row[1]},
+                                   {(m + 8) * q3 + j3, m + 8 < rows && j3 < q3, row[2], row[3]}};
       for (uint32_t entries = item.emitters; entries != 0; entries &= entries - 1) {
         write_pairs(tile.targets[item.first + __ffs(entries) - 1], pairs, j3 + 1 < q3);
       }
@@ -204,11 +203,11 @@ __global__ void __launch_bounds__(kWideWarps * 32, WideProducts<kSteps, kThree>:
     if (tile.source == ProductSource::kComputed || tile.source == ProductSource::kPublished) {
       copy_first<kSteps, kParts>(tile, extent.prefixes, arena, feature, workspace);
     }
-    plan_rows<kSteps>(tile, shared.ahead, arena,
-                      EmissionContext{feature, range, workspace, output, !kThree,
-                                      arena.buffered_shift, claim.begin + warp * 32,
-                                      Products::kBlocks, arena.paired},
-                      extent, &shared.rows_used);
+    plan_rows<kSteps>(
+        tile, shared.ahead, arena,
+        EmissionContext{feature, range, workspace, output, !kThree, arena.buffered_shift,
+                        claim.begin + warp * 32, Products::kBlocks, arena.paired},
+        extent, &shared.rows_used);
     if (threadIdx.x == 0) {
       tile.entries = extent.entries;
       tile.prefixes = extent.prefixes;

@@ -9,8 +9,8 @@
 
 namespace flowtt::cuda {
 
-// How a row is written. Rows are paired when all of them are aligned to pairs of columns and runs of
-// the last core's columns have an even length.
+// How a row is written. Rows are paired when all of them are aligned to pairs of columns and runs
+// of the last core's columns have an even length.
 enum class RowWrite : uint32_t {
   kFloatPairs,          // of the output: not read again soon
   kFloatPairsBuffered,  // of the buffer
@@ -88,8 +88,8 @@ __device__ __forceinline__ uint32_t plan_row(RowTarget& target, const EmissionCo
   slot = __shfl_sync(kAllLanes, slot, owner);
   if (active && !lone && workspace.row_of_lookup != nullptr) {
     const int shift = context.rows_are_half ? context.buffered_shift : 0;
-    workspace.row_of_lookup[entry.position] =
-        make_uint2(buffers ? slot : kAddedRow, __float_as_uint(times_power(weight, shift - exponent)));
+    workspace.row_of_lookup[entry.position] = make_uint2(
+        buffers ? slot : kAddedRow, __float_as_uint(times_power(weight, shift - exponent)));
   }
   const int64_t row_stride = context.output.row_stride;
   if (buffers && slot != kAddedRow) {
@@ -97,13 +97,13 @@ __device__ __forceinline__ uint32_t plan_row(RowTarget& target, const EmissionCo
     elsewhere = owner != lane;
     type = context.rows_are_half ? ElementType::kFloat16 : ElementType::kFloat32;
     factor = context.rows_are_half ? times_power(1.0f, -context.buffered_shift) : 1.0f;
-    target.row = static_cast<char*>(workspace.rows) +
-                 static_cast<int64_t>(slot) * workspace.buffered_row_elements *
-                     (context.rows_are_half ? 2 : 4);
+    target.row = static_cast<char*>(workspace.rows) + static_cast<int64_t>(slot) *
+                                                          workspace.buffered_row_elements *
+                                                          (context.rows_are_half ? 2 : 4);
   } else if (!lone && workspace.sums != nullptr) {
-    target.row =
-        reinterpret_cast<char*>(workspace.sums + (sample - context.range.first_sample) * row_stride +
-                                context.feature.output_column);
+    target.row = reinterpret_cast<char*>(workspace.sums +
+                                         (sample - context.range.first_sample) * row_stride +
+                                         context.feature.output_column);
   } else {
     target.row = static_cast<char*>(context.output.data) +
                  (sample * row_stride + context.feature.output_column) *
@@ -111,11 +111,11 @@ __device__ __forceinline__ uint32_t plan_row(RowTarget& target, const EmissionCo
   }
   target.factor = factor;
   if (context.paired) {
-    target.write = adds                               ? RowWrite::kAddedPairs
-                   : type == ElementType::kFloat16    ? RowWrite::kHalfPairs
-                   : type == ElementType::kBFloat16   ? RowWrite::kBFloatPairs
-                   : buffers && slot != kAddedRow     ? RowWrite::kFloatPairsBuffered
-                                                      : RowWrite::kFloatPairs;
+    target.write = adds                             ? RowWrite::kAddedPairs
+                   : type == ElementType::kFloat16  ? RowWrite::kHalfPairs
+                   : type == ElementType::kBFloat16 ? RowWrite::kBFloatPairs
+                   : buffers && slot != kAddedRow   ? RowWrite::kFloatPairsBuffered
+                                                    : RowWrite::kFloatPairs;
   } else {
     target.write = adds                             ? RowWrite::kAdded
                    : type == ElementType::kFloat16  ? RowWrite::kHalves
@@ -174,7 +174,7 @@ __device__ __forceinline__ void write_pairs(const RowTarget& target,
     });
   } else if (target.write == RowWrite::kAddedPairs) {
     each([&](int32_t column, float first, float second) {
-      add_pair(floats + column, first, second);
+      add_pair(floats + column, make_float2(first, second));
     });
   } else if (target.write == RowWrite::kFloatPairsBuffered) {
     each([&](int32_t column, float first, float second) {

@@ -32,19 +32,17 @@ cudaError_t launch_wide_contract(const TiledLaunch& launch) {
                                    cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
   }
   if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&reserved_bytes, cudaDevAttrReservedSharedMemoryPerBlock,
-                                   device);
+    error =
+        cudaDeviceGetAttribute(&reserved_bytes, cudaDevAttrReservedSharedMemoryPerBlock, device);
   }
   if (error != cudaSuccess) return error;
-  const int32_t available =
-      std::min(block_bytes, multiprocessor_bytes / kBlocks - reserved_bytes) -
-      kWideSharedBytes - kArenaSlack;
+  const int32_t available = std::min(block_bytes, multiprocessor_bytes / kBlocks - reserved_bytes) -
+                            kWideSharedBytes - kArenaSlack;
   // No more than any feature has a use for: the rest stays with the L1 cache.
   int32_t arena_bytes = 0;
   for (int32_t f = 0; f < launch.plan.group.count; ++f) {
     const WideShape shape(launch.plan.group.features[f]);
-    const int32_t prefixes =
-        std::min(kMaxTilePrefixes, kMaxStackedRows >> shape.q1_shift);
+    const int32_t prefixes = std::min(kMaxTilePrefixes, kMaxStackedRows >> shape.q1_shift);
     arena_bytes = std::max(arena_bytes, prefixes * shape.prefix_bytes(kThree ? 2 : 1));
   }
   arena_bytes = std::min(arena_bytes, available / 128 * 128);
@@ -55,8 +53,8 @@ cudaError_t launch_wide_contract(const TiledLaunch& launch) {
   const int64_t blocks = std::min<int64_t>(
       std::min<int64_t>(int64_t{kBlocks} * launch.plan.multiprocessors, kQueueWords),
       (lookups + kGranule - 1) / kGranule);
-  return launch_kernel(kernel, blocks, kWideWarps * 32, dynamic_bytes, launch.plan.dependent_launch, 1,
-                       launch.stream, launch.plan.group, launch.batch, launch.range,
+  return launch_kernel(kernel, blocks, kWideWarps * 32, dynamic_bytes, launch.plan.dependent_launch,
+                       1, launch.stream, launch.plan.group, launch.batch, launch.range,
                        launch.workspace, launch.output, arena_bytes);
 }
 

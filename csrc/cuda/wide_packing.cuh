@@ -14,9 +14,9 @@ namespace flowtt::cuda {
 struct VectorSource {
   int32_t first;
   int32_t k_stride;
-  int32_t k;          // summed index of element 0
+  int32_t k;  // summed index of element 0
   int32_t k_end;
-  int32_t columns;    // that exist, from the vector's own on; `right` has two in a vector
+  int32_t columns;  // that exist, from the vector's own on; `right` has two in a vector
 };
 
 // Summed index of element e, relative to element 0.
@@ -102,10 +102,7 @@ template <typename core_t>
 __device__ __forceinline__ float largest_magnitude(const core_t* slice, int32_t numel, int rank,
                                                    int team, float* warp_maxima) {
   float largest = 0.0f;
-  const auto include = [&](float value) {
-    const float magnitude = fabsf(value);
-    largest = magnitude <= largest ? largest : magnitude;
-  };
+  const auto include = [&](float value) { largest = larger_magnitude(largest, value); };
   constexpr int kPerVector = 16 / sizeof(core_t);
   if (numel % kPerVector == 0 && reinterpret_cast<uintptr_t>(slice) % 16 == 0) {
     const uint4* vectors = reinterpret_cast<const uint4*>(slice);
@@ -115,8 +112,8 @@ __device__ __forceinline__ float largest_magnitude(const core_t* slice, int32_t 
       uint4 loaded[kUnroll];
 #pragma unroll
       for (int i = 0; i < kUnroll; ++i) {
-        loaded[i] = base + i * team < count ? __ldg(vectors + base + i * team)
-                                            : make_uint4(0, 0, 0, 0);
+        loaded[i] =
+            base + i * team < count ? __ldg(vectors + base + i * team) : make_uint4(0, 0, 0, 0);
       }
 #pragma unroll
       for (int i = 0; i < kUnroll; ++i) {
@@ -139,8 +136,8 @@ __device__ __forceinline__ float largest_magnitude(const core_t* slice, int32_t 
     __syncthreads();  // the block's last piece has been read
     if (rank % 32 == 0) warp_maxima[rank / 32] = __uint_as_float(bits);
     __syncthreads();
-    bits = __reduce_max_sync(
-        kAllLanes, rank % 32 < team / 32 ? __float_as_uint(warp_maxima[rank % 32]) : 0u);
+    bits = __reduce_max_sync(kAllLanes,
+                             rank % 32 < team / 32 ? __float_as_uint(warp_maxima[rank % 32]) : 0u);
   }
   return __uint_as_float(bits);
 }
@@ -152,8 +149,7 @@ __device__ __forceinline__ void pack_wide_slice(const TiledFeature& feature,
                                                 float* warp_maxima) {
   const core_t* slice =
       static_cast<const core_t*>(feature.cores[core]) + static_cast<int64_t>(index) * numel;
-  const int32_t exponent =
-      scale_exponent(largest_magnitude(slice, numel, rank, team, warp_maxima));
+  const int32_t exponent = scale_exponent(largest_magnitude(slice, numel, rank, team, warp_maxima));
   if (rank == 0) workspace.exponents[feature.exponents[core] + index] = exponent;
   const float scale = __int_as_float((exponent + 127) << 23);
   const int64_t offset =
@@ -171,8 +167,8 @@ __device__ __forceinline__ void pack_wide_slice(const TiledFeature& feature,
       for (int e = 0; e < kVectorHalves; ++e) {
         const int k = summed_offset<kRole>(e);
         const int column = kRole == PackedRole::kRight ? e / 2 % 2 : 0;
-        const bool exists = base + i * team < vectors && source.k + k < source.k_end &&
-                            column < source.columns;
+        const bool exists =
+            base + i * team < vectors && source.k + k < source.k_end && column < source.columns;
         values[i][e] =
             exists ? to_accumulator<float>(slice[source.first + k * source.k_stride + column])
                    : 0.0f;
@@ -216,6 +212,8 @@ __device__ __forceinline__ void pack_wide_core(const TiledFeature& feature,
 // packed elsewhere (suffix_pairs.cuh).
 template <bool kTwoCores, typename core_t>
 struct WidePacking {
+  static constexpr int kCores = 3;  // see set_three_cores
+
   struct Scratch {
     float warp_maxima[kPrepareWarps];
   };
@@ -237,8 +235,7 @@ struct WidePacking {
     } else if (first_piece < first_pieces) {
       pack_wide_core<kFirstRole, core_t>(feature, workspace, 0, numel0, first_piece, maxima);
     } else if constexpr (!kTwoCores) {
-      pack_wide_core<PackedRole::kThird, core_t>(feature, workspace, 2,
-                                                 feature.r[1] * feature.q[2],
+      pack_wide_core<PackedRole::kThird, core_t>(feature, workspace, 2, feature.r[1] * feature.q[2],
                                                  first_piece - first_pieces, maxima);
     }
   }

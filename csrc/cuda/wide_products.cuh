@@ -77,8 +77,8 @@ struct WideProducts {
 
   // Rows tile_row .. tile_row + 15 of P, the warp's chunk of columns.
   static __device__ __forceinline__ void stage1_tile(const Second& second, const WideArena& arena,
-                                                     int32_t tile_row, int32_t prefixes,
-                                                     int32_t j2, uint32_t unit, uint32_t within) {
+                                                     int32_t tile_row, int32_t prefixes, int32_t j2,
+                                                     uint32_t unit, uint32_t within) {
     const int lane = threadIdx.x % 32;
     const int32_t row = tile_row + lane % 16;
     const uint32_t row_address = arena.first + row * kRowBytes;
@@ -95,7 +95,7 @@ struct WideProducts {
       for (int product = kThree ? 0 : 2; product < 3; ++product) {
 #pragma unroll
         for (int u = 0; u < kTiles; ++u) {
-          const uint32_t(&b)[4] = second.words[product == 0 ? kParts - 1 : 0][u][step / 2];
+          const uint32_t (&b)[4] = second.words[product == 0 ? kParts - 1 : 0][u][step / 2];
           multiply_add(p[u], first[step % 2][product == 1 ? kParts - 1 : 0], b[step % 2 * 2],
                        b[step % 2 * 2 + 1]);
         }
@@ -114,12 +114,12 @@ struct WideProducts {
 #pragma unroll
       for (int u = 0; u < kTiles; ++u) high[u] = round_pair(p[u][2 * lower], p[u][2 * lower + 1]);
       if constexpr (kThree) {
-        store_shared(target, make_uint2(high[0], high[1]));
-        store_shared(target + arena.product_part_bytes,
-                     make_uint2(residual_pair(p[0][2 * lower], p[0][2 * lower + 1], high[0]),
-                                residual_pair(p[1][2 * lower], p[1][2 * lower + 1], high[1])));
+        store_shared_pair(target, make_uint2(high[0], high[1]));
+        store_shared_pair(target + arena.product_part_bytes,
+                          make_uint2(residual_pair(p[0][2 * lower], p[0][2 * lower + 1], high[0]),
+                                     residual_pair(p[1][2 * lower], p[1][2 * lower + 1], high[1])));
       } else {
-        store_shared(target, make_uint4(high[0], high[1], high[2], high[3]));
+        store_shared_vector(target, make_uint4(high[0], high[1], high[2], high[3]));
       }
     }
   }
@@ -197,11 +197,11 @@ struct WideProducts {
       if (step + 1 < 2 * kSteps) {
         load_step(p[(step + 1) % 2], step + 1, row_address, flip, arena.product_part_bytes);
       }
-      const uint32_t(&a)[kParts][4] = p[step % 2];
-      const uint32_t(&b)[4] = third.words[0][step / 2];
+      const uint32_t (&a)[kParts][4] = p[step % 2];
+      const uint32_t (&b)[4] = third.words[0][step / 2];
       const int pair = step % 2 * 2;
       if constexpr (kThree) {
-        const uint32_t(&b_low)[4] = third.words[kParts - 1][step / 2];
+        const uint32_t (&b_low)[4] = third.words[kParts - 1][step / 2];
         multiply_add(sums[1], a[0], b_low[pair], b_low[pair + 1]);
         multiply_add(sums[0], a[0], b[pair], b[pair + 1]);
         multiply_add(sums[1], a[kParts - 1], b[pair], b[pair + 1]);

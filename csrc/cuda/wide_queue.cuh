@@ -114,8 +114,8 @@ class TileQueue {
     constexpr int32_t kStolen = 2;
     uint32_t richest = 0;  // granules left << 10 | block
     for (int32_t block = threadIdx.x % 32; block < gridDim.x; block += 32) {
-      const int32_t taken = static_cast<int32_t>(
-          *reinterpret_cast<volatile uint32_t*>(queues_ + block));
+      const int32_t taken =
+          static_cast<int32_t>(*reinterpret_cast<volatile uint32_t*>(queues_ + block));
       const int32_t left = count(block) - taken;
       if (left > 0) richest = max(richest, static_cast<uint32_t>(left) << 10 | block);
     }

@@ -20,9 +20,9 @@
 namespace flowtt::cuda {
 
 inline constexpr int32_t kMaxWideRank = 128;
-inline constexpr int32_t kMaxWideQ = 8;          // q1 and q2
-inline constexpr int32_t kMaxWideColumns = 16;   // q3
-inline constexpr int32_t kMaxTwoCoreRows = 64;   // q1
+inline constexpr int32_t kMaxWideQ = 8;            // q1 and q2
+inline constexpr int32_t kMaxWideColumns = 16;     // q3
+inline constexpr int32_t kMaxTwoCoreRows = 64;     // q1
 inline constexpr int32_t kMaxTwoCoreColumns = 32;  // q2
 inline constexpr int kVectorHalves = 8;
 
@@ -36,12 +36,12 @@ struct WideShape {
   int32_t q3;
   int32_t r1;
   int32_t r2;
-  int32_t q1_shift;   // q1 is padded to 2^q1_shift rows
-  int32_t steps;      // R1 / 32 and R2 / 32: both ranks are padded to the larger one
-  int32_t rows;       // of a prefix product: q1 q2
-  int32_t groups;     // of 32 columns of G2[i2]
-  int32_t columns;    // C: of a packed tile of core 3
-  int32_t tiles3;     // of 8 columns of core 3
+  int32_t q1_shift;  // q1 is padded to 2^q1_shift rows
+  int32_t steps;     // R1 / 32 and R2 / 32: both ranks are padded to the larger one
+  int32_t rows;      // of a prefix product: q1 q2
+  int32_t groups;    // of 32 columns of G2[i2]
+  int32_t columns;   // C: of a packed tile of core 3
+  int32_t tiles3;    // of 8 columns of core 3
 
   __host__ __device__ explicit WideShape(const TiledFeature& feature) {
     q1 = feature.q[0];

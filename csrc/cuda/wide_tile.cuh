@@ -211,8 +211,7 @@ __device__ __forceinline__ void plan_rows(WideTile& tile, const AheadEntries& ah
       plan_row(target, context, entry, active, members,
                workspace.factors != nullptr ? ahead.weights[index] : 1.0f, exponent, rows_used);
   if (active) tile.targets[thread] = target;
-  place = __shfl_sync(kAllLanes, place, 0) +
-          __popc(leaders & ((1u << lane) - 1)) * arena.tiles3;
+  place = __shfl_sync(kAllLanes, place, 0) + __popc(leaders & ((1u << lane) - 1)) * arena.tiles3;
   if (!leads) return;
   const uint32_t third = feature.packed[2] + i3 * feature.slice_halves[2];
   for (int32_t tile3 = 0; tile3 < arena.tiles3; ++tile3) {

@@ -10,11 +10,6 @@ namespace flowtt::cuda {
 // Whether, and by which kernel. From the sizes alone.
 bool find_wide_tiling(const TableShape& shape, Tiling* tiling);
 
-// Sets q, r, p and num_cores of a table, which the kernels see as one of three cores: one of two has
-// a third of one slice that is not there, one of four has the last two contracted in pairs. Its
-// cores are set already.
-void set_wide_shape(const TableShape& shape, TiledFeature* feature);
-
 int64_t wide_slice_halves(const Tiling& tiling, const TiledFeature& feature, int k);
 int64_t wide_packing_pieces(const Tiling& tiling, const TiledFeature& feature);
 
