@@ -67,7 +67,7 @@ class Checkpoint {
   }
 
  private:
-  static constexpr uint32_t kBytes = Chain::kParts * Chain::kPrefix;
+  static constexpr uint32_t kBytes = Chain::kParts * Chain::kPrefixData;
 
   unsigned long long key_;
   unsigned long long* tag_;
