@@ -1,8 +1,9 @@
 """The least time that a TT lookup can take on a card: what it must move and compute.
 
 No kernel is faster than the largest of three terms: writing the output to device memory, the
-multiplications of the chain (once for each distinct prefix and each distinct row), and reading
-every core slice that occurs from L2 once. Indices are left out; so is grouping, which reads them.
+multiplications of the chain (once for each distinct prefix and each distinct row, as they occur in
+the batches that are measured), and reading every core slice that occurs from L2 once. Indices are
+left out; so is grouping, which reads them.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ class Rates:
         write: device memory, written only, bytes/s.
         copy: device memory, read + written, bytes/s.
         l2_read: random slices from L2, bytes/s by the least size of a slice in bytes.
-        mma: warp-level `mma.sync` with register operands, FLOP/s by precision. fp32 accuracy
-            takes three products of fp16 parts.
+        l2_bytes: size of the L2 cache.
+        mma: warp-level `mma.sync` with register operands, FLOP/s by precision. One product of fp16
+            operands has the accuracy of tf32, three of their parts that of fp32.
     """
 
     write: float
     copy: float
+    l2_bytes: int
     l2_read: dict[int, float]
     mma: dict[str, float]
 
@@ -37,8 +40,9 @@ RATES = {
     "NVIDIA H200": Rates(
         write=4.4e12,
         copy=3.96e12,
+        l2_bytes=60 * 2**20,
         l2_read={16_384: 9e12, 8192: 8.8e12, 2048: 5.7e12, 0: 3.4e12},
-        mma={"fp32": 637e12 / 3, "tf32": 319e12, "fp16": 637e12, "bf16": 637e12},
+        mma={"fp32": 637e12 / 3, "tf32": 637e12, "fp16": 637e12, "bf16": 637e12},
     )
 }
 
@@ -50,7 +54,8 @@ class Floor:
     Attributes:
         forward_us: least time of a forward.
         training_us: least time of a forward and then a backward with SGD.
-        write_us: of the output.
+        bound: the term that is the largest of a forward's: "memory", "mma" or "l2".
+        memory_us: writing the output, and reading what of the slices that occur exceeds L2.
         mma_us: the forward's products.
         l2_us: one read of each slice that occurs.
         slice_traffic_us: a read of the slices anew for each prefix and row; no bound, as slices
@@ -59,7 +64,8 @@ class Floor:
 
     forward_us: float
     training_us: float
-    write_us: float
+    bound: str
+    memory_us: float
     mma_us: float
     l2_us: float
     slice_traffic_us: float
@@ -105,15 +111,19 @@ def lookup_floor(
     stages = chain_flops(spec, distinct)
     sizes = slice_bytes(spec, element_size)
     touched = sum(n * size for n, size in zip(distinct.slices, sizes, strict=True))
-    write_us = output_bytes / rates.write * 1e6
-    mma_us = sum(stages) / rates.mma[precision] * 1e6
-    l2_us = touched / max(rates.l2_read.values()) * 1e6
-    forward_us = max(write_us, mma_us, l2_us)
+    beyond_l2 = max(0.0, touched - rates.l2_bytes)
+    terms = {
+        "memory": (output_bytes + beyond_l2) / rates.write * 1e6,
+        "mma": sum(stages) / rates.mma[precision] * 1e6,
+        "l2": touched / max(rates.l2_read.values()) * 1e6,
+    }
+    bound = max(terms, key=terms.__getitem__)
+    forward_us = terms[bound]
     backward_flops = 3 * sum(stages) - stages[-1]
     backward_us = max(
         output_bytes / rates.copy * 1e6,
         backward_flops / rates.mma[precision] * 1e6,
-        2 * l2_us,
+        2 * terms["l2"],
     )
     anew = sum(
         n * size / l2_rate(rates, size) for n, size in zip(distinct.prefixes, sizes, strict=True)
@@ -121,8 +131,9 @@ def lookup_floor(
     return Floor(
         forward_us=forward_us,
         training_us=forward_us + backward_us,
-        write_us=write_us,
-        mma_us=mma_us,
-        l2_us=l2_us,
+        bound=bound,
+        memory_us=terms["memory"],
+        mma_us=terms["mma"],
+        l2_us=terms["l2"],
         slice_traffic_us=anew * 1e6,
     )

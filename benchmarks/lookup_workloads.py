@@ -78,6 +78,11 @@ class Workload:
         dtype: torch.dtype = getattr(torch, self.output_dtype)
         return dtype
 
+    @property
+    def uniform_twin(self) -> Workload:
+        """The same without a prefix that has a share of its own; its name is of no account."""
+        return dataclasses.replace(self, name="", prefix_share=0.0)
+
     def variant(self, **changes: object) -> Workload:
         """This workload with other values, which its name then tells.
 
@@ -104,11 +109,11 @@ WORKLOADS = {
     workload.name: workload
     for workload in (
         Workload("W1"),
+        Workload("W1-skew", prefix_share=0.3),  # next to W1, which is the same batch but uniform
         Workload("W2p", alpha=1.05),
         Workload("W3p", batch_size=8192, pooling_factor=20, alpha=1.05),
         Workload("W5p", **_NARROW),
         Workload("W6p", **_NARROW, tables=8, batch_size=8192, pooling_factor=10),
-        Workload("W1-skew", prefix_share=0.3),
         Workload("serving", batch_size=256),
     )
 }
