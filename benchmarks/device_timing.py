@@ -101,7 +101,7 @@ class CudaTimer:
         most_seconds: after which a measurement ends early, if it has a few repetitions.
     """
 
-    def __init__(self, repetitions: int, most_seconds: float = 1.0) -> None:
+    def __init__(self, repetitions: int, most_seconds: float = 0.25) -> None:
         """Allocates the buffer that displaces the cache, and the events."""
         self.repetitions = repetitions
         self.most_seconds = most_seconds

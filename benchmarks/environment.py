@@ -89,5 +89,6 @@ def describe_run() -> dict[str, object]:
         "commit": git_commit(),
         "cpu": cpu_model(),
         "gpus": gpus,
+        **describe_cards(),
         "versions": versions(),
     }
