@@ -41,7 +41,7 @@ run_tool() {
     echo "== $tool"
     echo "command: ${PYTORCH_NO_CUDA_MEMORY_CACHING:+PYTORCH_NO_CUDA_MEMORY_CACHING=1 }$(printf '%q ' "${command[@]}")"
     echo "exit status: $status$([ $status = 124 ] && echo ' (not finished in time)'), $((SECONDS - start)) s"
-    grep -E "^=+ .*(passed|failed|error)|^[0-9]+ (passed|failed)|passed.* in |failed.* in " "$folder/$tool.log" | tail -1
+    grep -E "[0-9]+ (passed|failed|error).* in [0-9.]+s" "$folder/$tool.log" | tail -1
     grep -E "^=========.*SUMMARY|^========= .*(Target application|Error: )" "$folder/$tool.log" | sort | uniq -c | sed 's/^ *//'
     echo
   } >"$folder/$tool.summary"
