@@ -81,6 +81,12 @@ def replay_error(
     return max(errors)
 
 
+def repeats_exactly(contender: Contender, batches: list[Batch]) -> bool:
+    """Whether outputs of the same batch are the same bit for bit."""
+    with torch.no_grad():
+        return all(torch.equal(contender(batch), contender(batch)) for batch in batches)
+
+
 def _output_error(
     contender: Contender,
     workload: Workload,

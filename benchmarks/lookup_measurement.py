@@ -10,7 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from device_timing import CudaTimer, Percentiles, percentiles, wall_times
 from lookup_contenders import LEARNING_RATE, Contender, build, parameter_bytes
-from lookup_correctness import forward_error, output_limit, replay_error, step_error
+from lookup_correctness import (
+    forward_error,
+    output_limit,
+    repeats_exactly,
+    replay_error,
+    step_error,
+)
 from lookup_floor import Floor
 from lookup_modes import PHASES, Mode
 from lookup_workloads import Batch, Workload
@@ -138,6 +144,9 @@ def _error(contender: Contender, inputs: Inputs, mode: Mode, phase: str, plan: P
     if phase == "forward":
         limit = output_limit(inputs.workload, mode.forward_limit)
         error = forward_error(contender, inputs.workload, inputs.batches, plan.sampled_lookups)
+        if mode.repeats_exactly and not repeats_exactly(contender, inputs.batches):
+            name = inputs.workload.name
+            raise WrongResultError(f"{mode.key} on {name}: {phase} differs from run to run")
     else:
         limit = mode.step_limit
         error = step_error(contender, inputs.batches[0], inputs.grad, LEARNING_RATE)

@@ -28,6 +28,7 @@ class Mode:
             parameters to their dtype.
         settings: switches torch and the operators to this mode.
         phases: in which it differs from other modes.
+        repeats_exactly: results are the same bit for bit from run to run.
     """
 
     contender: str
@@ -37,6 +38,7 @@ class Mode:
     step_limit: float
     settings: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
     phases: tuple[str, ...] = PHASES
+    repeats_exactly: bool = False
 
     @property
     def key(self) -> str:
@@ -99,7 +101,16 @@ FLOWTT_MODES = (
     # Cores of 16 bits, and like PyTorch's products of such operands no more accurate than they are.
     Mode("flowtt", "fp16", torch.float16, 1e-3, 1e-2, lambda: matmul_tf32(True)),
     Mode("flowtt", "bf16", torch.bfloat16, 1e-2, 5e-2, lambda: matmul_tf32(True)),
-    Mode("flowtt_deterministic", "fp32", torch.float32, 2e-6, 3e-5, deterministic, ("forward",)),
+    Mode(
+        "flowtt_deterministic",
+        "fp32",
+        torch.float32,
+        2e-6,
+        3e-5,
+        deterministic,
+        phases=("forward",),
+        repeats_exactly=True,
+    ),
 )
 FBGEMM_MODES = tuple(
     Mode(contender, precision, dtype, 1e-6, step_limit)

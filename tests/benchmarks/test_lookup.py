@@ -119,6 +119,21 @@ def test_a_wrong_contender_is_refused(
     assert [r["phase"] for r in measured] == (["forward"] if wrong == "step" else [])
 
 
+def test_a_deterministic_contender_that_varies_is_refused(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    flowtt = sys.modules["lookup_contenders"].FlowTT
+    lookup = flowtt.__call__
+    monkeypatch.setattr(
+        flowtt, "__call__", lambda self, batch: lookup(self, batch) * (1 + 1e-7 * torch.rand(1))
+    )
+    output = tmp_path / "lookup.json"
+    arguments = [*RUN, *SMALL, "--workloads", "W1", "--contenders", "flowtt_deterministic"]
+    assert module.main([*arguments, "--output", str(output)]) == 1
+    (refused,) = json.loads(output.read_text())
+    assert refused["failure"].endswith("forward differs from run to run")
+
+
 def test_half_precision_cores_pass_their_checks(module: ModuleType, tmp_path: Path) -> None:
     output = tmp_path / "lookup.json"
     arguments = [*RUN, *SMALL, "--workloads", "W1", "--contenders", "flowtt", "--phases", "forward"]
