@@ -1,14 +1,15 @@
 """The least time that a TT lookup can take on a card: what it must move and compute.
 
 No kernel is faster than the largest of three terms: writing the output to device memory, the
-multiplications of the chain (once for each distinct prefix and each distinct row, as they occur in
-the batches that are measured), and reading every core slice that occurs from L2 once. Indices are
-left out; so is grouping, which reads them.
+multiplications of the chain (in the best order, each distinct part once, as they occur in the
+batches that are measured), and reading every core slice that occurs from L2 once. Indices are left
+out; so is grouping, which reads them.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
 from lookup_workloads import Distinct, Workload
@@ -71,13 +72,27 @@ class Floor:
     slice_traffic_us: float
 
 
-def chain_flops(spec: TTSpec, distinct: Distinct) -> list[float]:
-    """FLOP of stages 2 .. d: products of the distinct prefixes with the next core's slices."""
-    flops, columns = [], 1
-    for count, (_, rank, q, next_rank) in zip(distinct.prefixes, spec.core_shapes, strict=True):
-        flops.append(2.0 * count * columns * rank * q * next_rank)
-        columns *= q
-    return flops[1:]
+def chain_flops(spec: TTSpec, distinct: Distinct) -> tuple[float, float]:
+    """FLOP of all the chain's products and of the last one of them.
+
+    The cheapest order of the products: the product of cores a .. b is formed once for each distinct
+    run of digits a .. b that occurs, from those of a .. m and of m + 1 .. b, whatever m is best.
+    """
+    shapes = spec.core_shapes
+
+    @functools.cache
+    def cheapest(a: int, b: int) -> tuple[float, float]:
+        if a == b:
+            return 0.0, 0.0
+        columns = math.prod(q for _, _, q, _ in shapes[a : b + 1])
+        found = []
+        for m in range(a, b):
+            size = shapes[a][1] * columns * shapes[m][3] * shapes[b][3]
+            product = 2.0 * distinct.spans[a, b] * size
+            found.append((cheapest(a, m)[0] + cheapest(m + 1, b)[0] + product, product))
+        return min(found)
+
+    return cheapest(0, len(shapes) - 1)
 
 
 def slice_bytes(spec: TTSpec, element_size: int) -> list[int]:
@@ -95,8 +110,8 @@ def lookup_floor(
 ) -> Floor:
     """The floor of one workload.
 
-    In the backward each stage but the last is computed anew (its intermediates are not stored),
-    and each stage has two products of the same size, the gradients of its operands. The output's
+    In the backward each product but the last is computed anew (intermediates are not stored), and
+    each has two products of the same size, the gradients of its operands. The output's
     gradient is read once, and each slice and its gradient once.
 
     Args:
@@ -108,18 +123,18 @@ def lookup_floor(
     """
     spec = workload.spec
     output_bytes = math.prod(workload.output_shape) * workload.output_torch_dtype.itemsize
-    stages = chain_flops(spec, distinct)
+    flops, last_flops = chain_flops(spec, distinct)
     sizes = slice_bytes(spec, element_size)
     touched = sum(n * size for n, size in zip(distinct.slices, sizes, strict=True))
     beyond_l2 = max(0.0, touched - rates.l2_bytes)
     terms = {
         "memory": (output_bytes + beyond_l2) / rates.write * 1e6,
-        "mma": sum(stages) / rates.mma[precision] * 1e6,
+        "mma": flops / rates.mma[precision] * 1e6,
         "l2": touched / max(rates.l2_read.values()) * 1e6,
     }
     bound = max(terms, key=terms.__getitem__)
     forward_us = terms[bound]
-    backward_flops = 3 * sum(stages) - stages[-1]
+    backward_flops = 3 * flops - last_flops
     backward_us = max(
         output_bytes / rates.copy * 1e6,
         backward_flops / rates.mma[precision] * 1e6,

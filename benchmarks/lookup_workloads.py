@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import torch
 from torch import Tensor
@@ -169,12 +170,20 @@ class Distinct:
     """Distinct parts of the batches of a workload; means over the batches, sums over the tables.
 
     Attributes:
-        prefixes: of k = 1 .. d digits, d entries; the last are distinct rows.
-        slices: of core k = 1 .. d.
+        spans: of digits a .. b, by ``(a, b)`` with 0 <= a <= b < d.
     """
 
-    prefixes: tuple[float, ...]
-    slices: tuple[float, ...]
+    spans: dict[tuple[int, int], float]
+
+    @property
+    def prefixes(self) -> list[float]:
+        """Of k = 1 .. d digits; the last are distinct rows."""
+        return [count for (first, _), count in sorted(self.spans.items()) if first == 0]
+
+    @property
+    def slices(self) -> list[float]:
+        """Of core k = 1 .. d."""
+        return [count for (first, last), count in sorted(self.spans.items()) if first == last]
 
     @property
     def rows(self) -> float:
@@ -183,14 +192,13 @@ class Distinct:
 
 
 def count_distinct(workload: Workload, batches: list[Batch]) -> Distinct:
-    """Counts prefixes and core slices."""
+    """Counts the distinct values of every run of digits."""
     p_shapes = workload.spec.p_shapes
-    prefixes, slices = [0.0] * len(p_shapes), [0.0] * len(p_shapes)
+    spans = {(a, b): 0.0 for b in range(len(p_shapes)) for a in range(b + 1)}
     for batch in batches:
-        for rows in batch.of_tables(workload)[0].unbind():
-            level = rows.unique()
-            for k in reversed(range(len(p_shapes))):
-                prefixes[k] += level.numel() / len(batches)
-                slices[k] += (level % p_shapes[k]).unique().numel() / len(batches)
-                level = (level // p_shapes[k]).unique()
-    return Distinct(tuple(prefixes), tuple(slices))
+        for looked_up in batch.of_tables(workload)[0].unbind():
+            rows = looked_up.unique()
+            for a, b in spans:
+                digits = rows // math.prod(p_shapes[b + 1 :]) % math.prod(p_shapes[a : b + 1])
+                spans[a, b] += digits.unique().numel() / len(batches)
+    return Distinct(spans)

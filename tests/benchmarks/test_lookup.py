@@ -156,9 +156,12 @@ def test_the_floor_counts_products_of_distinct_prefixes_and_bytes(module: Module
     floors, workloads = sys.modules["lookup_floor"], sys.modules["lookup_workloads"]
     workload = module.WORKLOADS["W1"].variant(tables=2)
     spec = workload.spec
-    every = workloads.Distinct((1000.0,) * 3, (100.0, 10.0, 20.0))
-    flops = floors.chain_flops(spec, every)
-    assert sum(flops) == 1000 * spec.flops_per_lookup
+    spans = {(a, b): 1000.0 for a in range(3) for b in range(a + 1, 3)}
+    slices = (100.0, 10.0, 20.0)
+    every = workloads.Distinct({**spans, **{(k, k): slices[k] for k in range(3)}})
+    assert every.prefixes == [100.0, 1000.0, 1000.0] and every.slices == list(slices)
+    flops, last = floors.chain_flops(spec, every)
+    assert flops == 1000 * spec.flops_per_lookup and last == 1000 * 2 * 16 * 32 * 8
     rates = floors.Rates(
         write=1e12, copy=1e12, l2_read={0: 1e12}, l2_bytes=10**5, mma={"fp32": 1e12}
     )
@@ -168,7 +171,7 @@ def test_the_floor_counts_products_of_distinct_prefixes_and_bytes(module: Module
     assert floor.l2_us == pytest.approx(touched / 1e6)
     written = 2 * 65_536 * 128 * 4
     assert floor.memory_us == pytest.approx((written + touched - 10**5) / 1e6)
-    assert floor.mma_us == pytest.approx(sum(flops) / 1e6)
+    assert floor.mma_us == pytest.approx(flops / 1e6)
     assert floor.forward_us == max(floor.memory_us, floor.mma_us) and floor.bound == "memory"
 
 
@@ -181,11 +184,20 @@ def test_the_floor_of_two_and_four_cores(ranks: str, module: ModuleType) -> None
     p, ids = workload.spec.p_shapes, batch.indices
     tails = [math.prod(p[k:]) for k in range(1, len(p) + 1)]
     expected = [len((ids // tail).unique()) for tail in tails]
-    assert distinct.prefixes == tuple(expected)
+    assert distinct.prefixes == expected
+    assert distinct.slices == [
+        len((ids // tail % factor).unique()) for tail, factor in zip(tails, p, strict=True)
+    ]
     rates = floors.RATES["NVIDIA H200"]
     floor = floors.lookup_floor(workload, distinct, "tf32", 4, rates)
     assert 0 < floor.mma_us <= floor.forward_us <= floor.training_us
-    assert len(floors.chain_flops(workload.spec, distinct)) == len(p) - 1
+    flops, last = floors.chain_flops(workload.spec, distinct)
+    left_to_right, columns = 0.0, 1
+    for count, (_, rank, q, next_rank) in zip(expected, workload.spec.core_shapes, strict=True):
+        left_to_right += 2 * count * columns * rank * q * next_rank * (columns > 1)
+        columns *= q
+    # Two products of two cores each are cheaper than three from left to right.
+    assert last <= flops < left_to_right if len(p) == 4 else flops == left_to_right
 
 
 def test_workloads_and_contenders_are_named_or_refused(module: ModuleType) -> None:
