@@ -116,8 +116,8 @@ def floor_sections(lookup: Sequence[Record], sweep: Sequence[Record], folder: Pa
     return [
         "## Distance to the floor",
         "The floor of a forward is the largest of: output bytes at the rate of writing device "
-        "memory, the chain's FLOP (in the best order, each distinct part once, as counted in the batches) "
-        "at the rate of `mma.sync`, and the slices that occur at the rate of L2 "
+        "memory, the chain's FLOP (in the best order, each distinct part once, as counted in the "
+        "batches) at the rate of `mma.sync`, and the slices that occur at the rate of L2 "
         "(`benchmarks/lookup_floor.py` has the rates). Grouping and the launch are not in it.",
         f"![measured time over floor]({folder.name}/floor.svg)",
         tables.floors_table(lookup, **_WARM),
