@@ -129,6 +129,7 @@ DEFAULT_MODES = (
     "flowtt_deterministic/fp32",
     "fbgemm/fp32",
     "fbgemm_no_check/fp32",
+    "fbgemm/fp16",
 )
 
 

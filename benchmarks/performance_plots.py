@@ -21,6 +21,7 @@ _STYLES = {
     "bf16": {"color": "#56B4E9", "marker": "^"},
     "FBGEMM": {"color": "#D55E00", "marker": "D"},
     "FBGEMM, no check": {"color": "#E69F00", "marker": "v"},
+    "FBGEMM, fp16": {"color": "#CC79A7", "marker": "P"},
 }
 _FLOOR = {"color": "#555555", "linestyle": "--", "linewidth": 1.2}
 _WARM = {"timing": "graph", "cold": False, "phase": "forward"}

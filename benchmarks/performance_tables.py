@@ -18,6 +18,7 @@ CONTENDERS = {
     "deterministic": ("flowtt_deterministic", "fp32"),
     "FBGEMM": ("fbgemm", "fp32"),
     "FBGEMM, no check": ("fbgemm_no_check", "fp32"),
+    "FBGEMM, fp16": ("fbgemm", "fp16"),
 }
 _NONE = "–"
 
