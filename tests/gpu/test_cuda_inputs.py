@@ -26,7 +26,7 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 @pytest.fixture
 def deterministic() -> Iterator[None]:
-    """torch's deterministic mode, in which it also fills uninitialised memory with NaN."""
+    """Deterministic mode of torch, in which it also fills uninitialised memory with NaN."""
     assert torch.utils.deterministic.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
     yield
