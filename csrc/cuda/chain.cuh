@@ -118,7 +118,7 @@ struct FirstPrefix {
 // scratch. Elements of the row are handed to `consume` (see level_product); which thread gets which
 // elements depends on the feature alone. No barrier at the end, neither for the reader of the
 // returned prefix nor for the next call, which writes over it.
-template <typename core_t, typename acc_t, typename Consume>
+template <typename core_t, TileColumns kTiles, typename acc_t, typename Consume>
 __device__ __forceinline__ acc_t* expand_chain(const TTFeature& feature, int64_t row_id, int end,
                                                acc_t* prefixes, Consume&& consume) {
   SliceCursor<core_t> slices{feature, static_cast<uint64_t>(row_id)};
@@ -133,7 +133,7 @@ __device__ __forceinline__ acc_t* expand_chain(const TTFeature& feature, int64_t
     const ChainLevel& above = feature.levels[k - 1];
     const bool is_row = k == feature.num_cores - 1;
     acc_t* const prefix = left + above.prefix_elements;
-    level_product<core_t>(
+    level_product<kTiles, core_t>(
         level, left, above.stride, slices.next(k),
         [&] {
           if (k == 1) first.store();
@@ -160,14 +160,15 @@ struct ConsumeNothing {
 template <typename core_t, typename acc_t>
 __device__ __forceinline__ acc_t* expand_prefixes(const TTFeature& feature, int64_t row_id,
                                                   acc_t* prefixes) {
-  return expand_chain<core_t>(feature, row_id, feature.num_cores, prefixes, ConsumeNothing{});
+  return expand_chain<core_t, TileColumns::kVectorOrOne>(feature, row_id, feature.num_cores,
+                                                         prefixes, ConsumeNothing{});
 }
 
 // The row, element by element.
-template <typename core_t, typename acc_t, typename Consume>
+template <typename core_t, TileColumns kTiles, typename acc_t, typename Consume>
 __device__ __forceinline__ void expand_row(const TTFeature& feature, int64_t row_id,
                                            acc_t* prefixes, Consume&& consume) {
-  expand_chain<core_t>(feature, row_id, feature.num_cores + 1, prefixes, consume);
+  expand_chain<core_t, kTiles>(feature, row_id, feature.num_cores + 1, prefixes, consume);
 }
 
 // Sum over the block, valid in thread 0. Begins and ends with the threads in any order; the caller

@@ -96,7 +96,7 @@ int whole_warps(int64_t wanted) {
 
 struct BlockShape {
   int threads;
-  bool by_vectors;  // tiles of whole vectors where the slices allow it
+  bool is_small_batch;
 };
 
 template <typename acc_t>
@@ -104,16 +104,16 @@ BlockShape block_shape(ChainKernel kernel, int64_t widest_level, int64_t num_bag
                        int64_t multiprocessors) {
   // The gradients are sums over elements, one thread each.
   if (kernel == ChainKernel::kGradients) {
-    return {whole_warps(widest_level), true};
+    return {whole_warps(widest_level), false};
   }
   // A thread for every tile of level_product. While a batch leaves SMs idle, tiles of one column:
   // more threads a row, and all they need in flight at once.
   constexpr int64_t kVector = kVectorBytes / sizeof(acc_t);
   const int single_columns = whole_warps(widest_level / kTileRows);
   if (num_bags * single_columns <= multiprocessors * kBusyThreadsPerMultiprocessor) {
-    return {single_columns, false};
+    return {single_columns, true};
   }
-  return {whole_warps(widest_level / kTileRows / kVector), true};
+  return {whole_warps(widest_level / kTileRows / kVector), false};
 }
 
 template <typename acc_t>
@@ -143,11 +143,12 @@ cudaError_t plan_chain(ChainKernel kernel, const BagBatch& batch, FeatureGroup* 
   const BlockShape block =
       block_shape<acc_t>(kernel, widest_level, pools ? group->count * bags_of_feature : batch.nnz,
                          limits.multiprocessors);
-  for (int i = 0; i < group->count && !block.by_vectors; ++i) {
+  for (int i = 0; i < group->count && block.is_small_batch; ++i) {
     TTFeature& feature = group->features[i];
     for (int k = 1; k < feature.num_cores; ++k) set_tile_columns(1, &feature.levels[k]);
   }
   plan->block_threads = block.threads;
+  plan->is_small_batch = block.is_small_batch;
   plan->row_elements = whole_vectors<acc_t>(row_elements);
   plan->elements_per_block = kReductionSlots + plan->row_elements + prefix_elements;
   const int64_t block_bytes = plan->elements_per_block * static_cast<int64_t>(sizeof(acc_t));

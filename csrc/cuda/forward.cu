@@ -47,7 +47,7 @@ __device__ __forceinline__ void store_row(const PooledOutput& output, int64_t of
 }
 
 // Persistent blocks, one bag at a time.
-template <typename core_t, typename Group, ScratchPlace kPlace>
+template <typename core_t, typename Group, ScratchPlace kPlace, TileColumns kTiles>
 __global__ void __launch_bounds__(kMaxBlockThreads,
                                   kChainThreadsPerMultiprocessor / kMaxBlockThreads)
     tt_embedding_bag_kernel(const __grid_constant__ Group group,
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kMaxBlockThreads,
       const RowPooling<acc_t> pooling{scratch.row, feature.levels[feature.num_cores - 1].columns,
                                       load_sample_weight<acc_t>(batch, position),
                                       position == range.begin};
-      expand_row<core_t>(feature, row_id, scratch.prefixes, pooling);
+      expand_row<core_t, kTiles>(feature, row_id, scratch.prefixes, pooling);
       __syncthreads();
     });
     const bool averages = batch.pooling_mode == PoolingMode::kMean;
@@ -84,19 +84,27 @@ cudaError_t launch_tt_embedding_bag(ElementType core_type, const FeatureGroup& g
                                     const ChainPlan& plan, void* global_scratch,
                                     cudaStream_t stream) {
   return dispatch_core_type(core_type, [&]<typename core_t>() {
-    if (plan.global_bytes > 0 || group.count > kFeaturesPerSmallLaunch) {
-      const auto kernel =
-          plan.global_bytes > 0
-              ? tt_embedding_bag_kernel<core_t, FeatureGroup, ScratchPlace::kGlobal>
-              : tt_embedding_bag_kernel<core_t, FeatureGroup, ScratchPlace::kShared>;
-      return launch_chain_kernel(kernel, plan, global_scratch, stream, group, batch, output);
+    const auto launch = [&](const auto& features, auto kernel) {
+      return launch_chain_kernel(kernel, plan, global_scratch, stream, features, batch, output);
+    };
+    constexpr TileColumns kTiles = TileColumns::kVectorOrOne;
+    if (plan.global_bytes > 0) {
+      return launch(group,
+                    tt_embedding_bag_kernel<core_t, FeatureGroup, ScratchPlace::kGlobal, kTiles>);
+    }
+    if (group.count > kFeaturesPerSmallLaunch) {
+      return launch(group,
+                    tt_embedding_bag_kernel<core_t, FeatureGroup, ScratchPlace::kShared, kTiles>);
     }
     SmallFeatureGroup small{};
     small.count = group.count;
     std::copy_n(group.features, group.count, small.features);
-    return launch_chain_kernel(
-        tt_embedding_bag_kernel<core_t, SmallFeatureGroup, ScratchPlace::kShared>, plan,
-        global_scratch, stream, small, batch, output);
+    return launch(
+        small,
+        plan.is_small_batch
+            ? tt_embedding_bag_kernel<core_t, SmallFeatureGroup, ScratchPlace::kShared,
+                                      TileColumns::kOne>
+            : tt_embedding_bag_kernel<core_t, SmallFeatureGroup, ScratchPlace::kShared, kTiles>);
   });
 }
 

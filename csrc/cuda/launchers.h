@@ -24,7 +24,8 @@ void describe_chain(ElementType core_type, const TableShape& shape, TTFeature* f
 // Launch shape of a chain kernel over one feature group.
 struct ChainPlan {
   int block_threads;
-  int features;  // that the blocks are divided over
+  bool is_small_batch;  // tiles of one column
+  int features;         // that the blocks are divided over
   int64_t blocks_per_feature;
   int64_t elements_per_block;  // accumulators of scratch a block needs
   int64_t row_elements;        // of a row, rounded up to whole vectors

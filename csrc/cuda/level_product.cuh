@@ -19,9 +19,16 @@ constexpr int kMaxBlockThreads = 256;
 // Rows of a tile when there is more than one.
 constexpr int kTileRows = 4;
 
+// kOne is for small batches, which leave SMs idle: tiles of one column give a row more threads, and
+// the loads of nearly all that a thread needs are in flight at once. Less code too, whose first
+// fetch such a batch waits for.
+enum class TileColumns { kVectorOrOne, kOne };
+
 // What a thread loads of a slice before it multiplies: vectors, or elements of one column.
-constexpr int kVectorAhead = 8;
-constexpr int kColumnAhead = 16;
+template <TileColumns kTiles>
+constexpr int ahead(int columns) {
+  return columns > 1 ? 8 : kTiles == TileColumns::kOne ? 32 : 16;
+}
 
 // A kernel that calls level_product is compiled for so many threads on an SM: enough loads in
 // flight, and registers for a tile and the vectors of the slice that it is multiplied by.
@@ -104,14 +111,13 @@ struct SliceVector {
   }
 };
 
-template <int kRows, int kColumns, typename core_t, typename acc_t, typename Prepare,
+template <int kRows, int kColumns, int kAhead, typename core_t, typename acc_t, typename Prepare,
           typename Consume>
 __device__ __forceinline__ void multiply_tiles(const ChainLevel& level, const acc_t* left,
                                                int32_t left_stride, const core_t* right,
                                                Prepare& prepare, Consume& consume) {
   // Left operands are read by kDepth, slice vectors by kAhead at a time.
   constexpr int kDepth = kVectorBytes / sizeof(acc_t);
-  constexpr int kAhead = kColumns == 1 ? kColumnAhead : kVectorAhead;
   using Vector = SliceVector<core_t, kColumns>;
   const int32_t rows = level.rows;
   const int32_t columns = level.columns;
@@ -189,23 +195,30 @@ __device__ __forceinline__ void multiply_tiles(const ChainLevel& level, const ac
 
 // Calls consume(ProductVector<acc_t, n>) with the whole product, n being a vector or 1. Rows of
 // `left` are left_stride apart. prepare() may write `left`: a barrier follows it.
-template <typename core_t, typename acc_t, typename Prepare, typename Consume>
+template <TileColumns kTiles, typename core_t, typename acc_t, typename Prepare, typename Consume>
 __device__ __forceinline__ void level_product(const ChainLevel& level, const acc_t* left,
                                               int32_t left_stride, const core_t* right,
                                               Prepare&& prepare, Consume&& consume) {
   constexpr int kVector = kVectorBytes / sizeof(acc_t);
   // Several rows a thread only if that leaves a tile for (nearly) every thread.
   const bool by_rows = level.rows > 1 && level.rows * level.column_tiles >= 2 * blockDim.x;
-  if (level.by_vectors) {
-    if (by_rows) {
-      multiply_tiles<kTileRows, kVector>(level, left, left_stride, right, prepare, consume);
-    } else {
-      multiply_tiles<1, kVector>(level, left, left_stride, right, prepare, consume);
+  constexpr int kVectorAhead = ahead<kTiles>(kVector);
+  constexpr int kColumnAhead = ahead<kTiles>(1);
+  if constexpr (kTiles == TileColumns::kVectorOrOne) {
+    if (level.by_vectors && by_rows) {
+      multiply_tiles<kTileRows, kVector, kVectorAhead>(level, left, left_stride, right, prepare,
+                                                       consume);
+      return;
     }
-  } else if (by_rows) {
-    multiply_tiles<kTileRows, 1>(level, left, left_stride, right, prepare, consume);
+    if (level.by_vectors) {
+      multiply_tiles<1, kVector, kVectorAhead>(level, left, left_stride, right, prepare, consume);
+      return;
+    }
+  }
+  if (by_rows) {
+    multiply_tiles<kTileRows, 1, kColumnAhead>(level, left, left_stride, right, prepare, consume);
   } else {
-    multiply_tiles<1, 1>(level, left, left_stride, right, prepare, consume);
+    multiply_tiles<1, 1, kColumnAhead>(level, left, left_stride, right, prepare, consume);
   }
 }
 

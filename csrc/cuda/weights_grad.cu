@@ -37,7 +37,8 @@ __global__ void __launch_bounds__(kMaxBlockThreads,
                     acc_t partial = 0;
                     const RowDotProduct<acc_t> dot{feature.levels[feature.num_cores - 1].columns,
                                                    scratch.row, partial};
-                    expand_row<core_t>(feature, row_id, scratch.prefixes, dot);
+                    expand_row<core_t, TileColumns::kVectorOrOne>(feature, row_id, scratch.prefixes,
+                                                                  dot);
                     const acc_t sum = block_sum(partial, scratch.reduction);
                     if (threadIdx.x == 0) static_cast<acc_t*>(weights_grad)[position] = sum;
                     __syncthreads();
