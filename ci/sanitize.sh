@@ -14,12 +14,13 @@ folder=${SANITIZER_LOGS:-$(dirname "$log")}
 mkdir -p "$folder" "$(dirname "$log")"
 
 small="two or three or four"  # cores
+mechanisms="test_equal_ids or test_pooling_of_equal_ids or test_disabled_mechanisms"
 # Tests by tool, as pytest's -k has them. Race and initialisation checks are the slow ones.
 declare -A chosen=(
-  [memcheck]="float32 and (test_tables or test_values) or test_empty_and_long_bags or test_misaligned or test_chunk_sizes or test_tf32 or (test_steps and bfloat16)"
-  [initcheck]="float32 and (test_values or test_tables and ($small)) or test_empty_and_long_bags or test_output_dtypes"
-  [racecheck]="float32 and (test_values and False or test_tables and ($small)) or test_tf32 or test_one_prefix or test_equal_ids"
-  [synccheck]="float32 and (test_values or test_tables and ($small)) or test_tf32 or test_one_prefix or test_equal_ids"
+  [memcheck]="float32 and (test_tables or test_values and 0-True) or test_empty_and_long_bags or misaligned or test_chunk_sizes or test_tf32 or $mechanisms or test_shapes_for_the_tensor_cores or (test_steps and bfloat16)"
+  [initcheck]="float32 and (test_values and 0-True or test_tables and ($small)) or test_empty_and_long_bags or $mechanisms or test_16_bit_outputs"
+  [racecheck]="float32 and (test_values and 0-False or test_tables and ($small)) or test_tf32 or test_one_prefix or $mechanisms"
+  [synccheck]="float32 and (test_values and 0-False or test_tables and ($small)) or test_tf32 or test_one_prefix or $mechanisms"
 )
 declare -A options=(
   [memcheck]="--leak-check no"

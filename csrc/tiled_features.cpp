@@ -66,8 +66,10 @@ std::vector<int64_t> look_up_tiled_features(const CudaCall& call, const cuda::Po
                                             bool allow_tf32) {
   const EmbeddingBagArguments& arguments = call.arguments();
   const ForwardChoice choice = forward_choice();
-  const bool tiled_call = choice == ForwardChoice::kTiled ||
-                          (choice == ForwardChoice::kAuto && cuda::tiling_pays(arguments.bags.nnz));
+  const bool pools = arguments.bags.pooling_mode != PoolingMode::kNone;
+  const bool tiled_call =
+      pools && (choice == ForwardChoice::kTiled ||
+                (choice == ForwardChoice::kAuto && cuda::tiling_pays(arguments.bags.nnz)));
   std::vector<int64_t> remaining;
   std::vector<TiledCandidate> candidates;
   for (size_t feature = 0; feature < arguments.features.size(); ++feature) {
