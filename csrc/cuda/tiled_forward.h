@@ -27,22 +27,32 @@ bool find_tiling(ElementType core_type, int64_t batch_size, const TableShape& sh
 bool tiling_pays(int64_t nnz);
 
 struct TiledPlan {
+  // Set by the caller. Of the features: cores, num_embeddings, output_column, p, q, r, num_cores,
+  // embedding_dim, feature, table. Features of one table must be neighbours.
   Tiling tiling;
-  bool three_products;
   ElementType core_type;
+  bool three_products;
+  bool deterministic;  // every sum in the same order in every run
+  uint32_t disabled;   // mechanisms, see tiled_params.h
   TiledGroup group;
-  int32_t chunk_lookups;
+  // Set by plan_tiled_forward.
   int64_t lookups_per_range;
   int64_t samples_per_range;
   int64_t packed_halves;
   int64_t num_exponents;
+  int64_t row_slots;              // 0: rows of bags are added to their sums
+  int32_t rows_per_block;         // as in TiledWorkspace
+  int32_t buffered_row_elements;  // as in TiledWorkspace
+  int32_t buffered_sharers;       // as in TiledRange
+  int32_t multiprocessors;
+  bool dependent_launch;  // the device has programmatic dependent launch, and clusters
   bool has_factors;
-  bool has_sums;
+  bool adds_to_sums;  // sums are not written once, by the pooling kernel
+  bool has_sums;      // in the workspace
   size_t workspace_bytes;
 };
 
-// Completes a plan whose tiling, three_products, core_type and group.{count, features} (but for
-// where their packed copies lie) are set. Features of one table must be neighbours.
+// Completes a plan, for the current device.
 cudaError_t plan_tiled_forward(const BagBatch& batch, const PooledOutput& output, TiledPlan* plan);
 
 // `workspace`: plan.workspace_bytes, aligned to 256 bytes, in any state.
