@@ -66,17 +66,15 @@ std::vector<int64_t> look_up_tiled_features(const CudaCall& call, const cuda::Po
                                             bool allow_tf32) {
   const EmbeddingBagArguments& arguments = call.arguments();
   const ForwardChoice choice = forward_choice();
-  const bool pools = arguments.bags.pooling_mode != PoolingMode::kNone;
-  const bool tiled_call =
-      pools && (choice == ForwardChoice::kTiled ||
-                (choice == ForwardChoice::kAuto && cuda::tiling_pays(arguments.bags.nnz)));
+  const bool tiled_call = choice == ForwardChoice::kTiled ||
+                          (choice == ForwardChoice::kAuto && cuda::tiling_pays(arguments.bags.nnz));
   std::vector<int64_t> remaining;
   std::vector<TiledCandidate> candidates;
   for (size_t feature = 0; feature < arguments.features.size(); ++feature) {
     const int32_t table = arguments.features[feature].table;
     Tiling tiling{};
-    if (tiled_call && arguments.bags.batch_size > 0 &&
-        cuda::find_tiling(arguments.core_type, arguments.bags.batch_size, arguments.tables[table],
+    if (tiled_call && arguments.output_rows > 0 &&
+        cuda::find_tiling(arguments.core_type, arguments.output_rows, arguments.tables[table],
                           &tiling)) {
       candidates.push_back({tiling, static_cast<int64_t>(feature), table});
     } else {

@@ -27,10 +27,10 @@ constexpr int64_t kMinLookups = 1024;
 
 }  // namespace
 
-bool find_tiling(ElementType core_type, int64_t batch_size, const TableShape& shape,
+bool find_tiling(ElementType core_type, int64_t output_rows, const TableShape& shape,
                  Tiling* tiling) {
   if (core_type == ElementType::kFloat64 || shape.num_cores != 3) return false;
-  if (batch_size >= int64_t{kLoneLookup}) return false;
+  if (output_rows >= int64_t{kLoneLookup}) return false;
   if (shape.q[0] > kMaxTiledQ || shape.q[1] > kMaxTiledQ || shape.q[2] > kMaxTiledColumns) {
     return false;
   }
