@@ -58,13 +58,16 @@ def test_read_at_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("pooling_mode", [SUM, MEAN, NONE])
 @pytest.mark.parametrize("output_dtype", [torch.float32, torch.float16], ids=str)
 def test_repeated_runs_are_bit_identical(
-    allow_tf32: bool, pooling_mode: int, output_dtype: torch.dtype
+    allow_tf32: bool, pooling_mode: int, output_dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In deterministic mode, with bags of many lookups that share rows."""
+    """With FLOWTT_DETERMINISTIC, and with bags of many lookups that share rows."""
+    monkeypatch.setenv("FLOWTT_DETERMINISTIC", "1")
     call = skewed_call(pooling_mode)
-    torch.use_deterministic_algorithms(True)
-    try:
-        first = call.forward(output_dtype, allow_tf32)
-        assert all(torch.equal(call.forward(output_dtype, allow_tf32), first) for _ in range(4))
-    finally:
-        torch.use_deterministic_algorithms(False)
+    first = call.forward(output_dtype, allow_tf32)
+    assert all(torch.equal(call.forward(output_dtype, allow_tf32), first) for _ in range(4))
+
+
+def test_deterministic_is_0_or_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLOWTT_DETERMINISTIC", "yes")
+    with pytest.raises(RuntimeError, match="FLOWTT_DETERMINISTIC: expected 0 or 1, got 'yes'"):
+        skewed_call().forward()
