@@ -127,8 +127,8 @@ std::vector<int64_t> look_up_tiled_features(const CudaCall& call, const cuda::Po
                    [](const TiledCandidate& left, const TiledCandidate& right) {
                      const auto key = [](const TiledCandidate& candidate) {
                        const Tiling& tiling = candidate.tiling;
-                       return std::tuple(tiling.rank1, tiling.rank2, tiling.q3, tiling.exact,
-                                         candidate.table);
+                       return std::tuple(tiling.kind, tiling.rank1, tiling.rank2, tiling.q3,
+                                         tiling.exact, candidate.table);
                      };
                      return key(left) < key(right);
                    });

@@ -139,8 +139,10 @@ void plan_packing(TiledPlan* plan) {
   for (int32_t f = 0; f < plan->group.count; ++f) {
     TiledFeature& feature = plan->group.features[f];
     feature.first_pack_block = plan->group.pack_blocks;
+    set_three_cores(&feature);
     for (int k = 0; k < feature.num_cores; ++k) {
-      feature.slice_halves[k] = static_cast<uint32_t>(packed_slice_halves(plan->tiling, k));
+      feature.slice_halves[k] =
+          static_cast<uint32_t>(packed_slice_halves(plan->tiling, feature, k));
       uint8_t& shift = feature.reciprocal_shifts[k];
       while (int64_t{1} << shift < feature.p[k]) ++shift;
       feature.reciprocals[k] =

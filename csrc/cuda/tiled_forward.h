@@ -9,9 +9,16 @@
 
 namespace flowtt::cuda {
 
+enum class TilingKind : int32_t {
+  kTiled,    // three cores, tiled_contract.cuh
+  kWide,     // three or four cores, wide_contract.cuh
+  kTwoCore,  // two_core_contract.cuh
+};
+
 // The kernel a table takes: its ranks and q3, padded. Features of one call with equal tilings share
 // their launches.
 struct Tiling {
+  TilingKind kind;
   int32_t rank1;
   int32_t rank2;
   int32_t q3;
