@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <iterator>
 #include <string>
+#include <string_view>
 #include <tuple>
 
 #include "cuda/tiled_forward.h"
@@ -22,7 +24,7 @@ struct TiledCandidate {
 
 enum class ForwardChoice { kAuto, kTiled, kGeneral };
 
-// Read at every call, so that a process can compare the kernels.
+// What the environment says is read at every call, so that a process can compare.
 ForwardChoice forward_choice() {
   const char* value = std::getenv("FLOWTT_CUDA_FORWARD");
   const std::string choice = value == nullptr ? "" : value;
@@ -33,18 +35,55 @@ ForwardChoice forward_choice() {
   return ForwardChoice::kGeneral;
 }
 
+struct Mechanism {
+  std::string_view name;
+  uint32_t bit;
+};
+
+constexpr Mechanism kMechanisms[] = {
+    {"fusion", cuda::kFusionDisabled},     {"grouping", cuda::kGroupingDisabled},
+    {"folding", cuda::kFoldingDisabled},   {"sharing", cuda::kSharingDisabled},
+    {"stealing", cuda::kStealingDisabled}, {"checkpoints", cuda::kCheckpointsDisabled}};
+
+uint32_t disabled_mechanisms() {
+  const char* value = std::getenv("FLOWTT_CUDA_DISABLE");
+  std::string_view list = value == nullptr ? "" : value;
+  uint32_t disabled = 0;
+  while (!list.empty()) {
+    const std::string_view name = list.substr(0, list.find(','));
+    list.remove_prefix(std::min(name.size() + 1, list.size()));
+    const auto mechanism =
+        std::find_if(std::begin(kMechanisms), std::end(kMechanisms),
+                     [&](const Mechanism& candidate) { return candidate.name == name; });
+    STD_TORCH_CHECK(mechanism != std::end(kMechanisms), "FLOWTT_CUDA_DISABLE: expected any of ",
+                    "fusion, grouping, folding, sharing, stealing and checkpoints, separated by ",
+                    "commas, got '", std::string(name), "'");
+    disabled |= mechanism->bit;
+  }
+  return disabled;
+}
+
+// Whether results have to be equal, bit by bit, from run to run.
+bool is_deterministic() {
+  const char* value = std::getenv("FLOWTT_DETERMINISTIC");
+  const std::string choice = value == nullptr ? "" : value;
+  STD_TORCH_CHECK(choice.empty() || choice == "0" || choice == "1",
+                  "FLOWTT_DETERMINISTIC: expected 0 or 1, got '", choice, "'");
+  return choice == "1";
+}
+
 TiledFeature tiled_feature(const EmbeddingBagArguments& arguments,
                            const TiledCandidate& candidate) {
   const TableShape& shape = arguments.tables[candidate.table];
   const int64_t first_core = arguments.first_core[candidate.table];
   TiledFeature result{};
-  for (int k = 0; k < 3; ++k) {
+  result.num_cores = static_cast<int16_t>(shape.num_cores);
+  for (int k = 0; k < shape.num_cores; ++k) {
     result.cores[k] = arguments.core_data[first_core + k];
     result.p[k] = static_cast<int32_t>(shape.p[k]);
-    result.q[k] = static_cast<int32_t>(shape.q[k]);
+    result.q[k] = static_cast<int16_t>(shape.q[k]);
+    if (k > 0) result.r[k - 1] = static_cast<int16_t>(shape.r[k]);
   }
-  result.r[0] = static_cast<int32_t>(shape.r[1]);
-  result.r[1] = static_cast<int32_t>(shape.r[2]);
   result.num_embeddings = shape.num_embeddings;
   result.embedding_dim = static_cast<int32_t>(shape.embedding_dim);
   result.output_column = arguments.features[candidate.feature].column;
@@ -66,17 +105,17 @@ std::vector<int64_t> look_up_tiled_features(const CudaCall& call, const cuda::Po
                                             bool allow_tf32) {
   const EmbeddingBagArguments& arguments = call.arguments();
   const ForwardChoice choice = forward_choice();
-  const bool pools = arguments.bags.pooling_mode != PoolingMode::kNone;
-  const bool tiled_call =
-      pools && (choice == ForwardChoice::kTiled ||
-                (choice == ForwardChoice::kAuto && cuda::tiling_pays(arguments.bags.nnz)));
+  const uint32_t disabled = disabled_mechanisms();
+  const bool deterministic = is_deterministic();
+  const bool tiled_call = choice == ForwardChoice::kTiled ||
+                          (choice == ForwardChoice::kAuto && cuda::tiling_pays(arguments.bags.nnz));
   std::vector<int64_t> remaining;
   std::vector<TiledCandidate> candidates;
   for (size_t feature = 0; feature < arguments.features.size(); ++feature) {
     const int32_t table = arguments.features[feature].table;
     Tiling tiling{};
-    if (tiled_call && arguments.bags.batch_size > 0 &&
-        cuda::find_tiling(arguments.core_type, arguments.bags.batch_size, arguments.tables[table],
+    if (tiled_call && arguments.output_rows > 0 &&
+        cuda::find_tiling(arguments.core_type, arguments.output_rows, arguments.tables[table],
                           &tiling)) {
       candidates.push_back({tiling, static_cast<int64_t>(feature), table});
     } else {
@@ -88,8 +127,8 @@ std::vector<int64_t> look_up_tiled_features(const CudaCall& call, const cuda::Po
                    [](const TiledCandidate& left, const TiledCandidate& right) {
                      const auto key = [](const TiledCandidate& candidate) {
                        const Tiling& tiling = candidate.tiling;
-                       return std::tuple(tiling.rank1, tiling.rank2, tiling.q3, tiling.exact,
-                                         candidate.table);
+                       return std::tuple(tiling.kind, tiling.rank1, tiling.rank2, tiling.q3,
+                                         tiling.exact, candidate.table);
                      };
                      return key(left) < key(right);
                    });
@@ -98,6 +137,8 @@ std::vector<int64_t> look_up_tiled_features(const CudaCall& call, const cuda::Po
     plan.tiling = candidates[first].tiling;
     plan.core_type = arguments.core_type;
     plan.three_products = needs_three_products(arguments.core_type, output.type, allow_tf32);
+    plan.deterministic = deterministic;
+    plan.disabled = disabled;
     size_t end = first;
     while (end < candidates.size() && candidates[end].tiling == plan.tiling &&
            plan.group.count < cuda::kTiledFeaturesPerLaunch) {

@@ -14,11 +14,20 @@ inline constexpr unsigned kAllLanes = 0xffffffffu;
 // c += a (16 x 16) @ b (16 x 8), fp16 operands, fp32 sums.
 __device__ __forceinline__ void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
                                              uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
       "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// c = a @ b. Its sums start from the zero register: clearing them first would cost four
+// instructions a product.
+__device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                         uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
+      : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
 }
 
 // Two values rounded to fp16, the first in the lower half.
@@ -36,41 +45,76 @@ __device__ __forceinline__ uint32_t residual_pair(float first, float second, uin
 
 // kWords consecutive words, in one load.
 template <int kWords>
-__device__ __forceinline__ void load_words(uint32_t (&words)[kWords], const __half* source) {
+__device__ __forceinline__ void load_words(uint32_t (&words)[kWords], const void* source) {
   static_assert(kWords == 2 || kWords == 4);
   if constexpr (kWords == 4) {
-    const uint4 loaded = __ldg(reinterpret_cast<const uint4*>(source));
+    const uint4 loaded = __ldg(static_cast<const uint4*>(source));
     words[0] = loaded.x, words[1] = loaded.y, words[2] = loaded.z, words[3] = loaded.w;
   } else {
-    const uint2 loaded = __ldg(reinterpret_cast<const uint2*>(source));
+    const uint2 loaded = __ldg(static_cast<const uint2*>(source));
     words[0] = loaded.x, words[1] = loaded.y;
   }
 }
 
-// Predicated accesses of global memory: straight-line code where an if would branch. Stored rows
-// are not read again soon, so they need no place in the caches.
-__device__ __forceinline__ void store_if(bool predicate, float* target, float4 value) {
-  asm volatile(
-      "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %0, 0;\n\t"
-      "@p st.global.cs.v4.f32 [%1], {%2, %3, %4, %5};\n\t}" ::"r"(static_cast<int>(predicate)),
-      "l"(target), "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w)
-      : "memory");
+// Shared memory by 32-bit addresses.
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-__device__ __forceinline__ void add_if(bool predicate, float* target, float4 value) {
+__device__ __forceinline__ uint32_t load_shared_word(uint32_t address) {
+  uint32_t word;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
+  return word;
+}
+
+__device__ __forceinline__ uint2 load_shared_pair(uint32_t address) {
+  uint2 v;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address) : "memory");
+  return v;
+}
+
+__device__ __forceinline__ uint4 load_shared_vector(uint32_t address) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(address)
+               : "memory");
+  return v;
+}
+
+__device__ __forceinline__ void store_shared_vector(uint32_t address, uint4 v) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y),
+               "r"(v.z), "r"(v.w)
+               : "memory");
+}
+
+// The value itself, in a register: a result of an instruction that the compiler cannot repeat. It
+// would rather compute addresses again at each use, 30 instructions a row. By whole warps.
+template <typename T>
+__device__ __forceinline__ T hold(T value) {
+  return __shfl_sync(kAllLanes, value, threadIdx.x % 32);
+}
+
+// Adds two values to consecutive words, aligned to both.
+__device__ __forceinline__ void add_pair(float* target, float2 value) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile(
-      "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %0, 0;\n\t"
-      "@p red.global.add.v4.f32 [%1], {%2, %3, %4, %5};\n\t}" ::"r"(static_cast<int>(predicate)),
-      "l"(target), "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w)
-      : "memory");
+  asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(target), "f"(value.x), "f"(value.y)
+               : "memory");
 #else
-  if (!predicate) return;
   atomicAdd(target, value.x);
   atomicAdd(target + 1, value.y);
-  atomicAdd(target + 2, value.z);
-  atomicAdd(target + 3, value.w);
 #endif
+}
+
+// Orders what other blocks read after it, or wrote before it.
+__device__ __forceinline__ uint64_t load_acquire(const unsigned long long* source) {
+  uint64_t value;
+  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(source) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ void store_release(unsigned long long* target, uint64_t value) {
+  asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(target), "l"(value) : "memory");
 }
 
 // Programmatic dependent launch: the next kernel of the stream may start, and waits for this one.

@@ -1,13 +1,16 @@
-// The chain of four rows on one warp's tensor cores, from packed slices to fp32 values. No
-// intermediate leaves the registers.
+// The chain of rows on one warp's tensor cores, from packed slices to fp32 values.
 //
-// Stage 1, for each b = j2:   P_b (16 x R2) = A (16 x R1) @ G2[i2][:, b, :] (R1 x R2)
-//     A stacks the G1 slices of the tile's four lookups, q1 = 4 rows each; all share i2.
-// Stage 2, for each b, transposed:   row_b^T = G3[i3]^T @ P_b^T
-//     The summed indices are permuted (tiled_packing.cuh) such that the accumulators of stage 1,
-//     once rounded to fp16, are the operand P_b^T as they stand. P_b^T has the columns of two
-//     lookups, and so has G3^T the rows of two (Q3 = 8) or four (Q3 = 4): the tile computes every
-//     pairing of them, and a lane keeps the one that is its lookup's own.
+// Stage 1, once a tile of up to four prefixes (i1, i2) with one i2, for each b = j2:
+//     P_b (16 x R2) = A (16 x R1) @ G2[i2][:, b, :] (R1 x R2)
+//     A stacks the G1 slices: row 2 x + a % 2 + 8 (a / 2) is row a of prefix x, so that a lane's
+//     four sums belong to one prefix.
+// Stage 2, once a distinct id:
+//     row (16 x Q3) = P_x (16 x R2) @ G3[i3] (R2 x Q3)
+//     Row 4 a + b of P_x is (j1, j2) = (a, b): the result lies as the table's row does.
+//
+// Between the stages P_x lies in shared memory as A operands of m16n8k16: one 16-byte vector a lane
+// and step, written and read in one instruction. The summed indices are permuted when the cores
+// are packed (tiled_packing.cuh), so that the sums of stage 1, rounded, are those vectors.
 //
 // With three products an operand is x = high + low, and high high + high low + low high is summed.
 
@@ -18,15 +21,9 @@
 
 namespace flowtt::cuda {
 
-// One lookup of a warp's window, in shared memory.
-struct PlannedLookup {
-  char* target;  // the feature's first column of the row, or of the sum
-  uint2 slices;  // where the packed slices of cores 1 and 3 start, in bytes
-  float factor;
-  int32_t bin;
-};
-
-template <int kRank1, int kRank2, int kQ3, bool kThreeProducts>
+// Of the four b of a slice of core 2, the first kHeld stay in registers from tile to tile; the
+// others are read again for each tile, from the L1 cache as a rule, and so is the low part.
+template <int kRank1, int kRank2, int kQ3, bool kThreeProducts, int kHeld>
 struct TiledChain {
   static constexpr int kSteps1 = kRank1 / 16;
   static constexpr int kSteps2 = kRank2 / 16;
@@ -34,187 +31,205 @@ struct TiledChain {
   static constexpr int kWords2 = kRank2 / 8;
   static constexpr int kTiles = kRank2 / 8;  // n-tiles of a P_b
   static constexpr int kParts = kThreeProducts ? 2 : 1;
-  static constexpr int kThirdSlices = kQ3 == 8 ? 4 : 2;  // slices of core 3 a lane holds of a tile
-  static constexpr int kFirstSlice = kMaxTiledQ * kRank1;  // halves
-  static constexpr int kSecondSlice = kMaxTiledQ * kTiles * 32 * (kRank1 / 4);
-  static constexpr int kThirdSlice = kQ3 * kRank2;
-  static constexpr uint32_t kHalfBytes = sizeof(__half);
+  // Bytes of packed slices, and of a P_x and of a tile's in one part.
+  static constexpr uint32_t kFirstSlice = kMaxTiledQ * kRank1 * sizeof(__half);
+  static constexpr uint32_t kSecondSlice = kMaxTiledQ * kRank1 * kRank2 * sizeof(__half);
+  static constexpr uint32_t kThirdSlice = kQ3 * kRank2 * sizeof(__half);
+  static constexpr uint32_t kPrefix = kSteps2 * 32 * sizeof(uint4);
+  static constexpr uint32_t kPart = kTileLookups * kPrefix;
+  static constexpr uint32_t kTile = kParts * kPart;
+  // Pairs of neighbouring columns of a row that a lane has: with Q3 = 4 half of the products'
+  // columns repeat the other half, and a lane keeps one pair of its two.
+  static constexpr int kPairs = kQ3 == 8 ? 2 : 1;
 
-  // A finished row in shared memory: 8 words of padding after 32 and a distance of kPaddedRow keep
-  // the stores of a warp free of bank conflicts and every fourth column aligned to 16 bytes.
-  static constexpr int kPaddedRow = kMaxTiledQ * kMaxTiledQ * kQ3 * 5 / 4 + (kQ3 == 8 ? 8 : 4);
-  static __device__ __forceinline__ constexpr int row_offset(int column) {
-    return column + column / 32 * 8;
-  }
-
-  // Whether the lane's results are its own lookup's: with Q3 = 4, G3^T has the rows of two lookups
-  // in each half, and half of the results pair a row with the other lookup's columns.
-  static __device__ __forceinline__ bool has_own_results() {
-    return kQ3 == 8 || threadIdx.x % 32 / 16 == threadIdx.x % 4 / 2;
-  }
-
+  struct First {
+    uint32_t words[kParts][kSteps1][4];
+  };
+  struct SecondPart {  // of one b
+    uint32_t words[kTiles][kWords1];
+  };
   struct Second {
-    uint32_t words[kParts][kMaxTiledQ][kTiles][kWords1];
+    SecondPart parts[kHeld == 0 ? 1 : kHeld];
   };
-  // As loaded: first[0] has the rows of lookups 0 and 1, first[1] those of lookups 2 and 3.
-  struct Loaded {
-    uint32_t first[kParts][2][kWords1];
-    uint32_t third[kParts][kThirdSlices][kWords2];
+  struct Third {
+    uint32_t words[kParts][kWords2];
   };
-  // As multiply_add wants them, four consecutive registers an instruction.
-  struct Operands {
-    uint32_t first[kParts][kSteps1][4];
-    uint32_t third[kParts][kThirdSlices / 2][kSteps2][4];
+  struct Prefix {
+    uint32_t words[kParts][kSteps2][4];
   };
 
-  // Where this lane's words lie in a slice, in bytes. With offsets of 32 bits from a pointer in a
-  // kernel parameter, an address takes one register until its load is issued.
-  struct LaneOffsets {
-    uint32_t first;
-    uint32_t second;
-    uint32_t third;
-
-    __device__ __forceinline__ explicit LaneOffsets(const TiledFeature& feature) {
-      const int lane = threadIdx.x % 32;
-      first = (lane / 4 % 4 * kRank1 + lane % 4 * (kRank1 / 4)) * kHalfBytes;
-      second = feature.packed[1] * kHalfBytes + lane * (kRank1 / 4) * kHalfBytes;
-      third = (lane / 4 % kQ3 * 4 + lane % 4) * (kRank2 / 4) * kHalfBytes;
-    }
-  };
-
-  static __device__ __forceinline__ const __half* packed(const TiledWorkspace& workspace, int part,
-                                                         uint32_t offset) {
-    const __half* base = part == 0 ? workspace.packed_high : workspace.packed_low;
-    return reinterpret_cast<const __half*>(reinterpret_cast<const char*>(base) + offset);
+  // Where the lane's words lie in a slice, in bytes.
+  static __device__ __forceinline__ uint32_t first_offset(int lane) { return lane % 8 * 16; }
+  static __host__ __device__ __forceinline__ constexpr uint32_t second_offset(int lane) {
+    return lane * (kRank1 / 4) * sizeof(__half);
+  }
+  static __device__ __forceinline__ uint32_t third_offset(int lane) {
+    return (lane / 4 % kQ3 * 4 + lane % 4) * (kRank2 / 4) * sizeof(__half);
   }
 
-  static __device__ __forceinline__ void load_second(Second& second,
-                                                     const TiledWorkspace& workspace,
-                                                     const LaneOffsets& lane, uint32_t i2) {
-#pragma unroll
-    for (int i = 0; i < kParts; ++i) {
-      const __half* slice = packed(workspace, i, lane.second + i2 * (kSecondSlice * kHalfBytes));
-#pragma unroll
-      for (int b = 0; b < kMaxTiledQ; ++b) {
-#pragma unroll
-        for (int u = 0; u < kTiles; ++u) {
-          load_words(second.words[i][b][u], slice + (b * kTiles + u) * 32 * (kRank1 / 4));
-        }
-      }
-    }
+  static __device__ __forceinline__ const char* packed(const TiledWorkspace& workspace, int part,
+                                                       uint32_t offset) {
+    return reinterpret_cast<const char*>(part == 0 ? workspace.packed_high : workspace.packed_low) +
+           offset;
   }
 
-  // Loads the slices of the tile's lookups first .. last of the warp's window.
-  static __device__ __forceinline__ void load_tile(Loaded& loaded, const TiledWorkspace& workspace,
-                                                   const LaneOffsets& lane,
-                                                   const PlannedLookup* plan, int first, int last) {
-    const int group = threadIdx.x % 32 / 16;
-    const uint2 upper = plan[min(first + group, last)].slices;
-    const uint2 lower = plan[min(first + 2 + group, last)].slices;
-#pragma unroll
-    for (int i = 0; i < kParts; ++i) {
-      load_words(loaded.first[i][0], packed(workspace, i, lane.first + upper.x));
-      load_words(loaded.first[i][1], packed(workspace, i, lane.first + lower.x));
-    }
-#pragma unroll
-    for (int x = 0; x < kThirdSlices; ++x) {
-      const uint32_t offset =
-          kQ3 == 4 ? (x == 0 ? upper.y : lower.y) : plan[min(first + x, last)].slices.y;
-#pragma unroll
-      for (int i = 0; i < kParts; ++i) {
-        load_words(loaded.third[i][x], packed(workspace, i, lane.third + offset));
-      }
-    }
-  }
-
-  // An operand's rows g and g + 8 come from different slices, so its registers have to be brought
-  // together. `zero` is 0, but the compiler must not know: seeing plain copies, it repeats them at
-  // every use (180 moves a tile instead of 24).
-  static __device__ __forceinline__ void arrange(Operands& operands, const Loaded& loaded,
-                                                 uint32_t zero) {
+  // `offset`: of the slice plus first_offset, and so on.
+  static __device__ __forceinline__ void load_first(First& first, const TiledWorkspace& workspace,
+                                                    uint32_t offset) {
 #pragma unroll
     for (int i = 0; i < kParts; ++i) {
 #pragma unroll
       for (int k = 0; k < kSteps1; ++k) {
-#pragma unroll
-        for (int word = 0; word < 4; ++word) {
-          operands.first[i][k][word] = loaded.first[i][word % 2][2 * k + word / 2] ^ zero;
-        }
-      }
-#pragma unroll
-      for (int pair = 0; pair < kThirdSlices / 2; ++pair) {
-#pragma unroll
-        for (int k = 0; k < kSteps2; ++k) {
-#pragma unroll
-          for (int word = 0; word < 4; ++word) {
-            operands.third[i][pair][k][word] =
-                loaded.third[i][2 * pair + word % 2][2 * k + word / 2] ^ zero;
-          }
-        }
+        load_words(first.words[i][k], packed(workspace, i, offset) + k * 128);
       }
     }
   }
 
-  // One P_b: lane (g, t) has rows g (sums 0 and 1) and g + 8 (2 and 3).
-  static __device__ __forceinline__ void stage1(float (&p)[kTiles][4], const Operands& operands,
-                                                const Second& second, int b, int first_part,
-                                                int second_part) {
+  static __device__ __forceinline__ void load_second_part(SecondPart& second,
+                                                          const TiledWorkspace& workspace, int part,
+                                                          uint32_t offset, int b) {
+#pragma unroll
+    for (int u = 0; u < kTiles; ++u) {
+      load_words(second.words[u],
+                 packed(workspace, part, offset) + (b * kTiles + u) * second_offset(32));
+    }
+  }
+
+  static __device__ __forceinline__ void load_second(Second& second,
+                                                     const TiledWorkspace& workspace,
+                                                     uint32_t offset) {
+#pragma unroll
+    for (int b = 0; b < kHeld; ++b) load_second_part(second.parts[b], workspace, 0, offset, b);
+  }
+
+  static __device__ __forceinline__ void load_third(Third& third, const TiledWorkspace& workspace,
+                                                    uint32_t offset) {
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) load_words(third.words[i], packed(workspace, i, offset));
+  }
+
+  // Where the lane writes the P of its prefix for b = 0, in bytes from the tile's start: lane (g,
+  // t) writes rows 4 a + b and 4 a + b + 8 of prefix g / 2, a = g % 2, one vector. Rows with odd a
+  // are exchanged in pairs, or two of them would meet in the same banks.
+  static __device__ __forceinline__ uint32_t written_offset(int lane) {
+    return lane / 8 * kPrefix + lane / 4 % 2 * (256 + 64) + lane % 4 * 16;
+  }
+  // Where it reads a P that starts at 0.
+  static __device__ __forceinline__ uint32_t read_offset(int lane) {
+    return (lane ^ lane / 16 * 4) * sizeof(uint4);
+  }
+
+  // p = or += one product.
+  template <bool kStarts>
+  static __device__ __forceinline__ void stage1(float (&p)[kTiles][4],
+                                                const uint32_t (&first)[kSteps1][4],
+                                                const SecondPart& second) {
 #pragma unroll
     for (int k = 0; k < kSteps1; ++k) {
 #pragma unroll
       for (int u = 0; u < kTiles; ++u) {
-        multiply_add(p[u], operands.first[first_part][k], second.words[second_part][b][u][2 * k],
-                     second.words[second_part][b][u][2 * k + 1]);
+        if (kStarts && k == 0) {
+          multiply(p[u], first[k], second.words[u][2 * k], second.words[u][2 * k + 1]);
+        } else {
+          multiply_add(p[u], first[k], second.words[u][2 * k], second.words[u][2 * k + 1]);
+        }
       }
     }
   }
 
-  static __device__ __forceinline__ void stage2(float (&row)[4], const Operands& operands, int pair,
-                                                const uint32_t (&p)[kTiles], int third_part) {
-#pragma unroll
-    for (int k = 0; k < kSteps2; ++k) {
-      multiply_add(row, operands.third[third_part][kQ3 == 8 ? pair : 0][k], p[2 * k], p[2 * k + 1]);
-    }
-  }
-
-  // Calls emit(pair, b, value0, value1) for every element of the tile's rows: value0 and value1
-  // are the columns (a, b, g % Q3) and (a + 1, b, g % Q3), a = 2 (t % 2), of lookup 2 pair + t / 2.
-  template <typename Emit>
-  static __device__ __forceinline__ void rows(const Operands& operands, const Second& second,
-                                              int32_t q2, Emit&& emit) {
-    // Within a pair of lookups, the lane's columns of P_b^T belong to the first for t < 2.
-    const bool first_of_pair = threadIdx.x % 4 < 2;
+  // Stage 1 of a tile. `offset`: as in load_second.
+  template <typename Tile>
+  static __device__ __forceinline__ void compute_prefixes(const Tile& tile, const First& first,
+                                                          const Second& second,
+                                                          const TiledWorkspace& workspace,
+                                                          uint32_t offset) {
+    const uint32_t written = written_offset(threadIdx.x % 32);
+    SecondPart high[2];  // read for b and the next
+    SecondPart low[2];
+    if constexpr (kHeld == 0) load_second_part(high[0], workspace, 0, offset, 0);
+    if constexpr (kThreeProducts) load_second_part(low[0], workspace, 1, offset, 0);
 #pragma unroll
     for (int b = 0; b < kMaxTiledQ; ++b) {
-      if (b >= q2) break;
-      float p[kTiles][4] = {};
+      if (b + 1 < kMaxTiledQ) {
+        if (b + 1 >= kHeld) load_second_part(high[(b + 1) % 2], workspace, 0, offset, b + 1);
+        if (kThreeProducts) load_second_part(low[(b + 1) % 2], workspace, 1, offset, b + 1);
+      }
+      const SecondPart& second_high = b < kHeld ? second.parts[b < kHeld ? b : 0] : high[b % 2];
+      float p[kTiles][4];
+      // Small terms first.
       if constexpr (kThreeProducts) {
-        stage1(p, operands, second, b, 0, 1);
-        stage1(p, operands, second, b, 1, 0);
+        stage1<true>(p, first.words[kParts - 1], second_high);
+        stage1<false>(p, first.words[0], low[b % 2]);
       }
-      stage1(p, operands, second, b, 0, 0);
+      stage1<!kThreeProducts>(p, first.words[0], second_high);
 #pragma unroll
-      for (int pair = 0; pair < 2; ++pair) {
-        uint32_t high[kTiles];
-#pragma unroll
-        for (int u = 0; u < kTiles; ++u) {
-          high[u] = round_pair(p[u][2 * pair], p[u][2 * pair + 1]);
-        }
-        float row[4] = {};
+      for (int k = 0; k < kSteps2; ++k) {
+        const float (&p0)[4] = p[2 * k];
+        const float (&p1)[4] = p[2 * k + 1];
+        const uint4 high = make_uint4(round_pair(p0[0], p0[1]), round_pair(p0[2], p0[3]),
+                                      round_pair(p1[0], p1[1]), round_pair(p1[2], p1[3]));
+        const uint32_t vector = (written ^ b % 2 * 64) + b / 2 * 128 + k * 512;
+        tile.store(vector, high);
         if constexpr (kThreeProducts) {
-          uint32_t low[kTiles];
-#pragma unroll
-          for (int u = 0; u < kTiles; ++u) {
-            low[u] = residual_pair(p[u][2 * pair], p[u][2 * pair + 1], high[u]);
-          }
-          stage2(row, operands, pair, low, 0);
-          stage2(row, operands, pair, high, 1);
+          tile.store(
+              vector + kPart,
+              make_uint4(residual_pair(p0[0], p0[1], high.x), residual_pair(p0[2], p0[3], high.y),
+                         residual_pair(p1[0], p1[1], high.z), residual_pair(p1[2], p1[3], high.w)));
         }
-        stage2(row, operands, pair, high, 0);
-        // Rows g of the result belong to the first lookup (Q3 = 8) or pair (Q3 = 4) of G3^T.
-        const bool upper = kQ3 == 8 ? first_of_pair : pair == 0;
-        emit(pair, b, upper ? row[0] : row[2], upper ? row[1] : row[3]);
       }
+    }
+  }
+
+  // `tile`: from read_offset on; `place`: of the prefix in it.
+  template <typename Tile>
+  static __device__ __forceinline__ void load_prefix(Prefix& prefix, const Tile& tile,
+                                                     uint32_t place) {
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) {
+#pragma unroll
+      for (int k = 0; k < kSteps2; ++k) {
+        const uint4 v = tile.load(place + i * kPart + k * 512);
+        prefix.words[i][k][0] = v.x, prefix.words[i][k][1] = v.y;
+        prefix.words[i][k][2] = v.z, prefix.words[i][k][3] = v.w;
+      }
+    }
+  }
+
+  // Stage 2: lane (g, t) gets columns 2 t and 2 t + 1 of rows g (0 and 1) and g + 8 (2 and 3).
+  static __device__ __forceinline__ void compute_row(float (&row)[4], const Prefix& prefix,
+                                                     const Third& third) {
+    constexpr int kProducts = kThreeProducts ? 3 : 1;
+#pragma unroll
+    for (int product = 0; product < kProducts; ++product) {
+      const int prefix_part = kThreeProducts && product == 0 ? 1 : 0;
+      const int third_part = kThreeProducts && product == 1 ? 1 : 0;
+#pragma unroll
+      for (int k = 0; k < kSteps2; ++k) {
+        const uint32_t* words = third.words[third_part] + 2 * k;
+        if (product == 0 && k == 0) {
+          multiply(row, prefix.words[prefix_part][k], words[0], words[1]);
+        } else {
+          multiply_add(row, prefix.words[prefix_part][k], words[0], words[1]);
+        }
+      }
+    }
+  }
+
+  // The lane's pairs of columns, and where in a row whose q are the padded ones the first of them
+  // lies; the second follows 64 columns later.
+  static __device__ __forceinline__ int row_column(int lane) {
+    const int g = lane / 4;
+    const int t = lane % 4;
+    return kQ3 == 8 ? 2 * lane : 4 * (g + t / 2 * 8) + t % 2 * 2;
+  }
+  static __device__ __forceinline__ void own_pairs(float2 (&pairs)[kPairs], const float (&row)[4],
+                                                   int lane) {
+    if constexpr (kQ3 == 8) {
+      pairs[0] = make_float2(row[0], row[1]);
+      pairs[1] = make_float2(row[2], row[3]);
+    } else {
+      const bool lower = lane % 4 >= 2;
+      pairs[0] = lower ? make_float2(row[2], row[3]) : make_float2(row[0], row[1]);
     }
   }
 };

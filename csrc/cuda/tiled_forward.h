@@ -9,9 +9,16 @@
 
 namespace flowtt::cuda {
 
+enum class TilingKind : int32_t {
+  kTiled,    // three cores, tiled_contract.cuh
+  kWide,     // three or four cores, wide_contract.cuh
+  kTwoCore,  // two_core_contract.cuh
+};
+
 // The kernel a table takes: its ranks and q3, padded. Features of one call with equal tilings share
 // their launches.
 struct Tiling {
+  TilingKind kind;
   int32_t rank1;
   int32_t rank2;
   int32_t q3;
@@ -20,29 +27,39 @@ struct Tiling {
 };
 
 // False where the general kernel has to do it. From the sizes alone.
-bool find_tiling(ElementType core_type, int64_t batch_size, const TableShape& shape,
+bool find_tiling(ElementType core_type, int64_t output_rows, const TableShape& shape,
                  Tiling* tiling);
 
 // Whether a call of this many lookups is worth two launches and the packing of the cores.
 bool tiling_pays(int64_t nnz);
 
 struct TiledPlan {
+  // Set by the caller. Of the features: cores, num_embeddings, output_column, p, q, r, num_cores,
+  // embedding_dim, feature, table. Features of one table must be neighbours.
   Tiling tiling;
-  bool three_products;
   ElementType core_type;
+  bool three_products;
+  bool deterministic;  // every sum in the same order in every run
+  uint32_t disabled;   // mechanisms, see tiled_params.h
   TiledGroup group;
-  int32_t chunk_lookups;
+  // Set by plan_tiled_forward.
   int64_t lookups_per_range;
   int64_t samples_per_range;
   int64_t packed_halves;
   int64_t num_exponents;
+  int64_t row_slots;              // 0: rows of bags are added to their sums
+  int32_t rows_per_block;         // as in TiledWorkspace
+  int32_t buffered_row_elements;  // as in TiledWorkspace
+  int32_t buffered_sharers;       // as in TiledRange
+  int32_t multiprocessors;
+  bool dependent_launch;  // the device has programmatic dependent launch, and clusters
   bool has_factors;
-  bool has_sums;
+  bool adds_to_sums;  // sums are not written once, by the pooling kernel
+  bool has_sums;      // in the workspace
   size_t workspace_bytes;
 };
 
-// Completes a plan whose tiling, three_products, core_type and group.{count, features} (but for
-// where their packed copies lie) are set. Features of one table must be neighbours.
+// Completes a plan, for the current device.
 cudaError_t plan_tiled_forward(const BagBatch& batch, const PooledOutput& output, TiledPlan* plan);
 
 // `workspace`: plan.workspace_bytes, aligned to 256 bytes, in any state.

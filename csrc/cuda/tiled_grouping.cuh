@@ -1,212 +1,220 @@
-// Grouping of lookups by i2, the digit whose core slices are the large ones. One block orders one
-// chunk of a feature's lookups by a counting sort in shared memory and writes it to the chunk's own
-// place, together with the first entry of every i2. Nothing is shared between blocks, so there are
-// no counters to clear, no capacity to exceed, and the contraction finds the i2-th group of the
-// whole feature by adding up columns of `starts` (tiled_window.cuh).
+// Sorting of a feature's lookups into bins by a counting sort. A run of lookups is sorted by one
+// cluster, or by several that each take a part of the bins. All of them read all ids of the run,
+// which costs less than telling each other:
+//   each block counts the lookups of its chunk per bin of the part, in its own shared memory,
+//   block s of the cluster turns the counts of its share of the bins, over all blocks, into places,
+//   each block writes its lookups to their places.
+// Places are exact: no bin can overflow, however the ids are distributed, and nothing has to be
+// cleared before or outlives the launch.
 
 #pragma once
 
+#include "cluster.cuh"
 #include "lookup_checks.cuh"
-#include "tiled_segments.cuh"
+#include "tiled_bags.cuh"
+#include "tiled_counting.cuh"
 
 namespace flowtt::cuda {
 
-constexpr int kPrepareThreads = 512;
-
-struct GroupingScratch {
-  int32_t bins[kMaxTiledBins];
-  int32_t warp_sums[kPrepareThreads / 32];
-  int64_t bag_bounds[2];
-};
-
-// Unlike trap_on_bad_index, for one thread alone.
-inline __device__ __noinline__ void trap_on_bad_lookup(const TiledFeature& feature,
-                                                       int64_t position, int64_t index) {
-  printf(
-      "flowtt: index out of range: feature %d (table %d), indices[%lld] = %lld, expected "
-      "0 <= index < num_embeddings = %lld\n",
-      feature.feature, feature.table, static_cast<long long>(position),
-      static_cast<long long>(index), static_cast<long long>(feature.num_embeddings));
-  __trap();
-}
-
-// The last bag of [low, high] that starts at or before `position`, by all lanes of a warp.
-__device__ __forceinline__ int64_t find_bag_by_warp(const BagBatch& batch, int64_t low,
-                                                    int64_t high, int64_t position) {
-  const int lane = threadIdx.x % 32;
-  while (low < high) {
-    const int64_t step = (high - low + 31) / 32;
-    const int64_t probe = low + (lane + 1) * step;
-    const bool starts_before =
-        probe <= high && load_index(batch.offsets, batch.offsets_are_int64, probe) <= position;
-    const int before = __popc(__ballot_sync(kAllLanes, starts_before));
-    low += before * step;
-    high = min(high, low + step - 1);
+// share_counts[s]: the block's lookups of the bins of block s. Every thread sums consecutive bins.
+// width: room for the bins of a part.
+__device__ __forceinline__ void count_shares(GroupingScratch& scratch, uint32_t width,
+                                             uint32_t blocks) {
+  const uint32_t per_thread = width / kPrepareThreads;
+  uint32_t sum = 0;
+#pragma unroll 1
+  for (uint32_t i = 0; i < per_thread; ++i) sum += scratch.counts[threadIdx.x * per_thread + i];
+  static_assert(kPrepareThreads / kMaxClusterBlocks == 32);
+  sum = __reduce_add_sync(kAllLanes, sum);
+  if (threadIdx.x % 32 == 0 && sum != 0) {
+    atomicAdd(&scratch.share_counts[threadIdx.x * blocks / kPrepareThreads], sum);
   }
-  return low;
 }
 
-__device__ __forceinline__ int64_t find_bag(const BagBatch& batch, int64_t low, int64_t high,
-                                            int64_t position) {
-  while (low < high) {
-    const int64_t middle = low + (high - low + 1) / 2;
-    if (load_index(batch.offsets, batch.offsets_are_int64, middle) <= position) {
-      low = middle;
-    } else {
-      high = middle - 1;
-    }
-  }
-  return low;
-}
-
-// Exclusive sums over scratch.bins[0 .. bins), in place. Begins and ends with a barrier.
-__device__ __forceinline__ void scan_bins(GroupingScratch& scratch, int32_t bins) {
-  constexpr int kPerThread = kMaxTiledBins / kPrepareThreads;
+// From the counts of all blocks to the places of every block's first lookup of each bin of this
+// block's share, numbered within the run. Called by all threads.
+__device__ __forceinline__ void place_bins(GroupingScratch& scratch, uint32_t width, uint32_t rank,
+                                           uint32_t blocks) {
+  // The counts of the share, block by block within a bin, are scanned as one sequence.
+  constexpr int kMaxPerThread = kMaxTiledBins / kPrepareThreads;
+  const int per_thread = static_cast<int>(width / kPrepareThreads);
+  const uint32_t shift = 31 - __clz(blocks);
+  const uint32_t share_bins = width >> shift;
+  const uint32_t* const share = scratch.counts + rank * share_bins;
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
-  const int32_t first = threadIdx.x * kPerThread;
-  __syncthreads();
-  int32_t count[kPerThread];
-  int32_t sum = 0;
-#pragma unroll
-  for (int i = 0; i < kPerThread; ++i) {
-    count[i] = first + i < bins ? scratch.bins[first + i] : 0;
-    sum += count[i];
+  // Lookups of the parts and shares before this one.
+  uint32_t base = 0;
+  const uint32_t other_share = threadIdx.x & (blocks - 1);
+  const uint32_t other_block = threadIdx.x >> shift;
+  if (other_block < blocks && other_share <= rank) {
+    const uint32_t* const word =
+        other_share < rank ? &scratch.share_counts[other_share] : &scratch.before_part;
+    base = RemoteWord(word, other_block).load();
   }
-  int32_t up_to = sum;
+  uint32_t count[kMaxPerThread];
+  const uint32_t element0 = threadIdx.x * per_thread;
+#pragma unroll
+  for (int i = 0; i < kMaxPerThread; ++i) {
+    const uint32_t element = element0 + i;
+    count[i] = 0;
+    if (i < per_thread) {
+      count[i] = RemoteWord(share + (element >> shift), element & (blocks - 1)).load();
+    }
+  }
+  uint32_t sum = 0;
+#pragma unroll
+  for (int i = 0; i < kMaxPerThread; ++i) sum += count[i];
+  uint32_t up_to = sum;
+#pragma unroll
   for (int offset = 1; offset < 32; offset *= 2) {
-    const int32_t other = __shfl_up_sync(kAllLanes, up_to, offset);
+    const uint32_t other = __shfl_up_sync(kAllLanes, up_to, offset);
     if (lane >= offset) up_to += other;
   }
-  if (lane == 31) scratch.warp_sums[warp] = up_to;
-  __syncthreads();
-  const int32_t earlier = __reduce_add_sync(
-      kAllLanes, lane < warp && lane < kPrepareThreads / 32 ? scratch.warp_sums[lane] : 0);
-  int32_t exclusive = earlier + up_to - sum;
-#pragma unroll
-  for (int i = 0; i < kPerThread; ++i) {
-    if (first + i < bins) scratch.bins[first + i] = exclusive;
-    exclusive += count[i];
+  base = __reduce_add_sync(kAllLanes, base);
+  if (lane == 31) {
+    scratch.warp_sums[warp] = up_to;
+    scratch.warp_bases[warp] = base;
   }
   __syncthreads();
+  uint32_t earlier = 0;
+  if (lane < kPrepareWarps) {
+    earlier = scratch.warp_bases[lane] + (lane < warp ? scratch.warp_sums[lane] : 0);
+  }
+  uint32_t place = __reduce_add_sync(kAllLanes, earlier) + up_to - sum;
+#pragma unroll
+  for (int i = 0; i < kMaxPerThread; ++i) {
+    const uint32_t element = element0 + i;
+    if (i < per_thread) {
+      scratch.places[(element & (blocks - 1)) * share_bins + (element >> shift)] = place;
+    }
+    place += count[i];
+  }
 }
 
-struct RowDigits {
-  uint32_t i1;
-  uint32_t i2;
-  uint32_t i3;
-};
-
-__device__ __forceinline__ RowDigits row_digits(const TiledFeature& feature, int64_t id) {
-  const uint32_t p2 = static_cast<uint32_t>(feature.p[1]);
-  const uint32_t p3 = static_cast<uint32_t>(feature.p[2]);
-  if (id <= 0xffffffffll) {
-    const uint32_t prefix = static_cast<uint32_t>(id) / p3;
-    return {prefix / p2, prefix % p2, static_cast<uint32_t>(id) - prefix * p3};
+// Finds out whether the bags of all lookups that the block will write are of one length, and marks
+// the chunk's bags if not. Called by all threads; has barriers.
+__device__ __forceinline__ bool find_bags(GroupingScratch& scratch, const TiledGroup& group,
+                                          const BagBatch& batch, const TiledRange& range) {
+  if (batch.pooling_mode == PoolingMode::kNone) return true;
+  const SortedChunk& chunk = scratch.chunk;
+  const int64_t first_bag =
+      group.features[chunk.feature].feature * batch.batch_size + range.first_sample;
+  const EqualBags bags(chunk.bag_length, chunk.skipped);
+  bool confirmed = bags.length != 0;
+  if (confirmed) {
+#pragma unroll 1
+    for (uint32_t i = threadIdx.x; i < scratch.taken; i += kPrepareThreads) {
+      const int32_t item = scratch.lookups[i].x & 0xffff;
+      confirmed &=
+          batch.offsets_are_int64
+              ? bags.confirms(static_cast<const int64_t*>(batch.offsets) + first_bag, item)
+              : bags.confirms(static_cast<const int32_t*>(batch.offsets) + first_bag, item);
+    }
   }
-  const uint64_t prefix = static_cast<uint64_t>(id) / p3;
-  return {static_cast<uint32_t>(prefix / p2), static_cast<uint32_t>(prefix % p2),
-          static_cast<uint32_t>(static_cast<uint64_t>(id) - prefix * p3)};
+  if (__syncthreads_and(confirmed || scratch.taken == 0)) return true;
+  mark_bags(scratch.marks, batch, first_bag, range, range.first_lookup + chunk.first, chunk.count);
+  return false;
 }
 
-// Called by all threads of block `chunk`.
-template <int kItems>
-__device__ void group_chunk(GroupingScratch& scratch, const Segments& segments,
-                            const TiledGroup& group, const BagBatch& batch, const TiledRange& range,
-                            const TiledWorkspace& workspace, int32_t chunk) {
-  if (chunk >= segments.first_chunk[group.count]) return;
-  // Offsets out of order can make features overlap; clear_bags reports them.
-  if (segments.first_entry[group.count] > range.end_lookup - range.first_lookup) return;
-  int32_t f = 0;
-  while (segments.first_chunk[f + 1] <= chunk) ++f;
-  const TiledFeature& feature = group.features[f];
-  const int32_t before = (chunk - segments.first_chunk[f]) * range.chunk_lookups;
-  const int32_t entries = segments.first_entry[f + 1] - segments.first_entry[f];
-  const int32_t count = min(range.chunk_lookups, entries - before);
-  const int64_t first = segments.begin[f] + before;
-
-  for (int32_t bin = threadIdx.x; bin < feature.p[1]; bin += kPrepareThreads) scratch.bins[bin] = 0;
-
-  // Bags of one length are the common case: then the bag follows from the position, and one look
-  // at the offsets confirms it.
-  const int64_t first_bag = feature.feature * batch.batch_size;
-  const int64_t low = first_bag + range.first_sample;
-  const int64_t high = first_bag + range.end_sample - 1;
-  const int64_t feature_begin = segments.samples_begin[f];
-  const int64_t feature_end = segments.samples_end[f];
-  const double bags_per_lookup = static_cast<double>(high + 1 - low) /
-                                 static_cast<double>(max(feature_end - feature_begin, int64_t{1}));
-  uint32_t digits[kItems];
-  int32_t bins[kItems];
-  int32_t samples[kItems];
-  int32_t lengths[kItems];
-  bool all_found = true;
-#pragma unroll
-  for (int i = 0; i < kItems; ++i) {
-    const int32_t item = i * kPrepareThreads + threadIdx.x;
-    if (item >= count) continue;
-    const int64_t position = first + item;
-    const int64_t id = load_index(batch.indices, batch.indices_are_int64, position);
-    const double guess = (static_cast<double>(position - feature_begin) + 0.5) * bags_per_lookup;
-    const int64_t bag = clamped(low + static_cast<int64_t>(guess), low, high);
-    const int64_t begin = load_index(batch.offsets, batch.offsets_are_int64, bag);
-    const int64_t end = load_index(batch.offsets, batch.offsets_are_int64, bag + 1);
-    all_found = all_found && begin <= position && position < end;
-    samples[i] = static_cast<int32_t>(bag - first_bag);
-    lengths[i] = static_cast<int32_t>(end - begin);
-    if (id < 0 || id >= feature.num_embeddings) trap_on_bad_lookup(feature, position, id);
-    const RowDigits row = row_digits(feature, id);
-    digits[i] = row.i1 << 16 | row.i3;
-    bins[i] = static_cast<int32_t>(row.i2);
-  }
-  if (!__syncthreads_and(all_found)) {
-    if (threadIdx.x < 64) {
-      const int end = threadIdx.x / 32;
-      const int64_t bag = find_bag_by_warp(batch, low, high, end == 0 ? first : first + count - 1);
-      if (threadIdx.x % 32 == 0) scratch.bag_bounds[end] = bag;
+// Writes the lookups of the block to their places. first_id: of the first that the thread writes.
+template <int kCores>
+__device__ __forceinline__ void write_entries(const GroupingScratch& scratch, bool equal_bags,
+                                              int64_t first_id, const TiledGroup& group,
+                                              const BagBatch& batch, const TiledRange& range,
+                                              const TiledWorkspace& workspace,
+                                              uint32_t share_bins) {
+  const SortedChunk& chunk = scratch.chunk;
+  const TiledFeature& feature = group.features[chunk.feature];
+  const IdSplitter<kCores> splitter(feature);
+  const bool is_wide = feature.num_embeddings > kMaxNarrowRows;
+  const bool sorts = (range.disabled & kGroupingDisabled) == 0;
+  const EqualBags bags(chunk.bag_length, chunk.skipped);
+  const int64_t first = range.first_lookup + chunk.first;
+  const uint32_t* const places = scratch.places + cluster_rank() * share_bins;
+  const uint32_t share_shift = 31 - __clz(share_bins);
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < scratch.taken; i += kPrepareThreads) {
+    const uint2 lookup = scratch.lookups[i];
+    const int32_t item = lookup.x & 0xffff;
+    const uint32_t bin = lookup.x >> 16;
+    const int64_t id = i == threadIdx.x
+                           ? first_id
+                           : load_index(batch.indices, batch.indices_are_int64, first + item);
+    const uint32_t bin_place =
+        RemoteWord(places + (bin & (share_bins - 1)), bin >> share_shift).load();
+    uint32_t sample = 0;
+    if (batch.pooling_mode == PoolingMode::kNone) {
+      sample = static_cast<uint32_t>(first + item) | kLoneLookup;
+    } else if (equal_bags) {
+      sample = (static_cast<uint32_t>(range.first_sample) + bags.bag_of(item)) |
+               (bags.length == 1 ? kLoneLookup : 0);
+    } else {
+      sample = marked_sample(scratch.marks, batch, item);
     }
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < kItems; ++i) {
-      const int32_t item = i * kPrepareThreads + threadIdx.x;
-      if (item >= count) continue;
-      const int64_t bag =
-          find_bag(batch, scratch.bag_bounds[0], scratch.bag_bounds[1], first + item);
-      samples[i] = static_cast<int32_t>(bag - first_bag);
-      lengths[i] =
-          static_cast<int32_t>(load_index(batch.offsets, batch.offsets_are_int64, bag + 1) -
-                               load_index(batch.offsets, batch.offsets_are_int64, bag));
-    }
-  }
-
-  // The rank within the group goes above the bin, which needs 11 bits.
-#pragma unroll
-  for (int i = 0; i < kItems; ++i) {
-    if (i * kPrepareThreads + static_cast<int32_t>(threadIdx.x) >= count) continue;
-    bins[i] |= atomicAdd(&scratch.bins[bins[i]], 1) * kMaxTiledBins;
-  }
-  scan_bins(scratch, feature.p[1]);
-
-  uint16_t* starts = workspace.starts + static_cast<int64_t>(chunk) * range.starts_stride;
-  for (int32_t bin = threadIdx.x; bin <= feature.p[1]; bin += kPrepareThreads) {
-    starts[bin] = static_cast<uint16_t>(bin < feature.p[1] ? scratch.bins[bin] : count);
-  }
-  const int64_t chunk_entry = segments.first_entry[f] + before;
-#pragma unroll
-  for (int i = 0; i < kItems; ++i) {
-    const int32_t item = i * kPrepareThreads + threadIdx.x;
-    if (item >= count) continue;
-    const int64_t entry =
-        chunk_entry + scratch.bins[bins[i] % kMaxTiledBins] + bins[i] / kMaxTiledBins;
-    const uint32_t sample = static_cast<uint32_t>(samples[i]);
-    workspace.entries[entry] = make_uint2(digits[i], sample | (lengths[i] == 1 ? kLoneLookup : 0));
+    const LookupDigits digits = is_wide ? split_wide<kCores>(feature, static_cast<uint64_t>(id))
+                                        : splitter.split(static_cast<uint32_t>(id));
+    const uint32_t entry = chunk.first_entry + (sorts ? bin_place + lookup.y
+                                                      : static_cast<uint32_t>(chunk.begin + item));
+    reinterpret_cast<uint4*>(workspace.entries)[entry] =
+        make_uint4(digits.outer, digits.i2, chunk.first + item, sample);
     if (workspace.factors != nullptr) {
-      const float weight = load_sample_weight<float>(batch, first + item);
-      workspace.factors[entry] = batch.pooling_mode == PoolingMode::kMean
-                                     ? weight / static_cast<float>(lengths[i])
-                                     : weight;
+      float factor = load_sample_weight<float>(batch, first + item);
+      if (batch.pooling_mode == PoolingMode::kMean && (sample & kLoneLookup) == 0) {
+        factor /= static_cast<float>(
+            equal_bags ? bags.length
+                       : bag_length(batch, feature.feature * batch.batch_size + sample));
+      }
+      workspace.factors[entry] = factor;
     }
   }
+}
+
+// Sorts one part of one run: part `number` % 2^parts_shift of run number / 2^parts_shift. Called by
+// all threads of the clusters that sort, after clear_counts.
+template <int kCores>
+__device__ __forceinline__ void group_run(GroupingScratch& scratch, const TiledGroup& group,
+                                          const BagBatch& batch, const TiledRange& range,
+                                          const TiledWorkspace& workspace, int32_t number,
+                                          int32_t parts_shift) {
+  const SortedChunk& chunk = scratch.chunk;
+  const uint32_t blocks = cluster_blocks();
+  if (threadIdx.x < 32) {
+    find_chunk(scratch.chunk, group, batch, range, number >> parts_shift, cluster_rank(),
+               31 - __clz(blocks));
+  }
+  __syncthreads();
+  TRACE(1);
+  if (chunk.feature < 0) return;  // as in all blocks of the cluster
+  count_bins<kCores>(scratch, group, batch, range, number & ((1 << parts_shift) - 1), parts_shift);
+  __syncthreads();
+  TRACE(2);
+  const uint32_t width = kMaxTiledBins >> parts_shift;
+  count_shares(scratch, width, blocks);
+  __syncthreads();
+  arrive_at_cluster();
+  const bool equal_bags = find_bags(scratch, group, batch, range);
+  // Loaded before it is needed.
+  int64_t first_id = 0;
+  if (threadIdx.x < scratch.taken) {
+    first_id =
+        load_index(batch.indices, batch.indices_are_int64,
+                   range.first_lookup + chunk.first + (scratch.lookups[threadIdx.x].x & 0xffff));
+  }
+  TRACE(3);
+  wait_for_cluster();
+  TRACE(4);
+  place_bins(scratch, width, cluster_rank(), blocks);
+  __syncthreads();
+  arrive_at_cluster();
+  wait_for_cluster();
+  TRACE(5);
+  write_entries<kCores>(scratch, equal_bags, first_id, group, batch, range, workspace,
+                        width / blocks);
+  TRACE(6);
+  // The others may still read the places of this block.
+  arrive_at_cluster(false);
+  wait_for_cluster();
 }
 
 }  // namespace flowtt::cuda

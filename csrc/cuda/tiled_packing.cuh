@@ -1,8 +1,11 @@
-// Packing of cores: every slice is scaled by a power of two, so that fp16 holds it whatever its
-// magnitude, and written in the order in which the lanes of a warp want it as operands of m16n8k16.
+// Packing of three cores: every slice is scaled by a power of two, so that fp16 holds it whatever
+// its magnitude, and written in the order in which the lanes of a warp want it as operands of
+// m16n8k16.
 //
 // With R a rank padded to a multiple of 16, lane (g, t) = (lane / 4, lane % 4) and e < R / 4:
-//   core 1  [i1][row a < 4][R1]                      natural order
+//   core 1  [i1][step k < R1 / 16][a < 2][t][8]      element e: row a + 2 (e / 2 % 2) of the slice,
+//                                                    right rank (R1 / 4) t + 4 k + 2 (e / 4) + e %
+//                                                    2
 //   core 2  [i2][b < 4][u < R2 / 8][lane][R1 / 4]    element e: row (R1 / 4) t + e of the slice,
 //                                                    right rank (R2 / 4) (g / 2) + 2 u + g % 2
 //   core 3  [i3][column < Q3][t][R2 / 4]             element e: row (R2 / 4) t + e
@@ -13,6 +16,7 @@
 
 #include "float_types.cuh"
 #include "tensor_core.cuh"
+#include "tiled_bags.cuh"
 #include "tiled_params.h"
 
 namespace flowtt::cuda {
@@ -27,6 +31,12 @@ __device__ __forceinline__ int32_t scale_exponent(float largest) {
   const int32_t exponent = static_cast<int32_t>(__float_as_uint(largest) >> 23) - 127;
   if (largest == 0.0f || exponent == 128) return 0;
   return min(kScaledExponent - exponent, 127);
+}
+
+// A NaN wins, so that it is not scaled as if it were absent.
+__device__ __forceinline__ float larger_magnitude(float largest, float value) {
+  const float magnitude = fabsf(value);
+  return magnitude <= largest ? largest : magnitude;
 }
 
 // The slice of core `kCore` of one row, and how it lies in the packed copy.
@@ -49,8 +59,9 @@ struct SliceLayout {
     const int q2 = kFull ? kMaxTiledQ : feature.q[1];
     const int q3 = kFull ? kQ3 : feature.q[2];
     if constexpr (kCore == 0) {
-      const int a = v / 4;
-      const int k = kElements * (v % 4) + e;
+      const int place = kElements * v + e;
+      const int a = place / 32 % 2 + place / 2 % 2 * 2;
+      const int k = kElements * (place / 8 % 4) + place / 64 * 4 + place / 4 % 2 * 2 + place % 2;
       return a < q1 && k < r1 ? to_accumulator<float>(slice[a * r1 + k]) : 0.0f;
     } else if constexpr (kCore == 1) {
       const int lane = v % 32;
@@ -102,7 +113,7 @@ __device__ __forceinline__ void store_packed(const float (&values)[kElements], f
 template <int kTeam, int kCore, int kRank1, int kRank2, int kQ3, typename core_t>
 __device__ __forceinline__ void pack_slice(const TiledFeature& feature,
                                            const TiledWorkspace& workspace, int32_t index, int rank,
-                                           float* warp_maxima) {
+                                           uint32_t* warp_maxima) {
   using Layout = SliceLayout<kCore, kRank1, kRank2, kQ3>;
   static_assert(Layout::kVectors <= kTeam);
   const int64_t slice_numel = kCore == 0   ? feature.q[0] * feature.r[0]
@@ -127,17 +138,13 @@ __device__ __forceinline__ void pack_slice(const TiledFeature& feature,
     }
   }
 #pragma unroll
-  for (int e = 0; e < Layout::kElements; ++e) {
-    // A NaN must win, so that it is not scaled as if it were absent.
-    const float magnitude = fabsf(values[e]);
-    largest = magnitude <= largest ? largest : magnitude;
-  }
+  for (int e = 0; e < Layout::kElements; ++e) largest = larger_magnitude(largest, values[e]);
   uint32_t bits = __reduce_max_sync(kAllLanes, __float_as_uint(largest));
   if constexpr (kTeam > 32) {
-    if (rank % 32 == 0) warp_maxima[rank / 32] = __uint_as_float(bits);
+    __syncthreads();  // the block's last piece has been read
+    if (rank % 32 == 0) warp_maxima[rank / 32] = bits;
     __syncthreads();
-    bits = __reduce_max_sync(kAllLanes,
-                             rank % 32 < kTeam / 32 ? __float_as_uint(warp_maxima[rank % 32]) : 0u);
+    bits = __reduce_max_sync(kAllLanes, rank % 32 < kTeam / 32 ? warp_maxima[rank % 32] : 0u);
   }
   const int32_t exponent = scale_exponent(__uint_as_float(bits));
   if (rank == 0) workspace.exponents[feature.exponents[kCore] + index] = exponent;
@@ -150,5 +157,131 @@ __device__ __forceinline__ void pack_slice(const TiledFeature& feature,
       values, scale, workspace.packed_high + offset,
       workspace.packed_low != nullptr ? workspace.packed_low + offset : nullptr);
 }
+
+// Consecutive elements of a core, in one load.
+template <typename core_t, int kCount>
+struct alignas(sizeof(core_t) * kCount) CoreVector {
+  core_t elements[kCount];
+};
+
+// Packs the columns (b, .) of a slice of core 2 that has no padding by a warp, in whole vectors.
+// combine: from the bits of the warp's largest magnitude to the largest of the whole slice.
+template <int kRank1, int kRank2, typename core_t, typename Combine>
+__device__ __forceinline__ void pack_exact_columns(const TiledFeature& feature,
+                                                   const TiledWorkspace& workspace, int32_t index,
+                                                   int b, Combine&& combine) {
+  constexpr int kRows = kRank1 / 4;  // consecutive elements of a packed vector
+  constexpr int kTiles = kRank2 / 8;
+  const int lane = threadIdx.x % 32;
+  const int t = lane % 4;
+  const bool is_odd = lane / 4 % 2 != 0;
+  const core_t* const from = static_cast<const core_t*>(feature.cores[1]) +
+                             static_cast<int64_t>(index) * (kRank1 * kMaxTiledQ * kRank2) +
+                             (kRows * t * kMaxTiledQ + b) * kRank2 + kTiles * (lane / 4);
+  CoreVector<core_t, kTiles> loaded[kRows];
+#pragma unroll
+  for (int e = 0; e < kRows; ++e) {
+    loaded[e] =
+        *reinterpret_cast<const CoreVector<core_t, kTiles>*>(from + e * kMaxTiledQ * kRank2);
+  }
+  // Right ranks 2 u + g % 2 of the pair of lanes g, g + 1 belong to the one, but were loaded half
+  // by the other.
+  float values[kTiles][kRows];
+  float largest = 0.0f;
+#pragma unroll
+  for (int e = 0; e < kRows; ++e) {
+#pragma unroll
+    for (int j = 0; j < kTiles / 2; ++j) {
+      const float even = to_accumulator<float>(loaded[e].elements[2 * j]);
+      const float odd = to_accumulator<float>(loaded[e].elements[2 * j + 1]);
+      const float received = __shfl_xor_sync(kAllLanes, is_odd ? even : odd, 4);
+      values[j][e] = is_odd ? received : even;
+      values[kTiles / 2 + j][e] = is_odd ? odd : received;
+      largest = larger_magnitude(largest, values[j][e]);
+      largest = larger_magnitude(largest, values[kTiles / 2 + j][e]);
+    }
+  }
+  const int32_t exponent =
+      scale_exponent(combine(__reduce_max_sync(kAllLanes, __float_as_uint(largest))));
+  if (lane == 0 && b == 0) workspace.exponents[feature.exponents[1] + index] = exponent;
+  const float scale = __int_as_float((exponent + 127) << 23);
+  const int64_t offset = feature.packed[1] + static_cast<int64_t>(index) * feature.slice_halves[1] +
+                         (b * kTiles * 32 + lane) * kRows;
+#pragma unroll
+  for (int u = 0; u < kTiles; ++u) {
+    const int64_t at = offset + u * 32 * kRows;
+    store_packed<kRows>(values[u], scale, workspace.packed_high + at,
+                        workspace.packed_low != nullptr ? workspace.packed_low + at : nullptr);
+  }
+}
+
+// What a tiling of three cores packs, in pieces of one block's work: four slices of core 2, or a
+// small slice of core 1 or 3 for each warp.
+template <int kRank1, int kRank2, int kQ3, typename core_t>
+struct ThreeCorePacking {
+  static constexpr int kCores = 3;
+  static constexpr int kSlices = kPrepareWarps / kMaxTiledQ;
+  static constexpr int kVectors = kMaxTiledQ * (kRank2 / 8) * 32;  // of a slice of core 2
+  static constexpr int kTeams = kPrepareThreads / kVectors;
+
+  struct Scratch {
+    uint32_t warp_maxima[kPrepareWarps];
+  };
+
+  static constexpr int32_t pieces(const TiledFeature& feature) {
+    return (feature.p[1] + kSlices - 1) / kSlices +
+           (feature.p[0] + feature.p[2] + kPrepareWarps - 1) / kPrepareWarps;
+  }
+
+  // Called by all threads of a block. Scratch may be in use by the piece before.
+  static __device__ __forceinline__ void pack(const TiledFeature& feature,
+                                              const TiledWorkspace& workspace, Scratch& scratch,
+                                              int32_t piece) {
+    const int32_t second_pieces = (feature.p[1] + kSlices - 1) / kSlices;
+    const int warp = threadIdx.x / 32;
+    if (piece < second_pieces) {
+      pack_second(feature, workspace, scratch, piece * kSlices);
+      return;
+    }
+    const int32_t small = (piece - second_pieces) * kPrepareWarps + warp;
+    const int lane = threadIdx.x % 32;
+    if (small < feature.p[0]) {
+      pack_slice<32, 0, kRank1, kRank2, kQ3, core_t>(feature, workspace, small, lane, nullptr);
+    } else if (small < feature.p[0] + feature.p[2]) {
+      pack_slice<32, 2, kRank1, kRank2, kQ3, core_t>(feature, workspace, small - feature.p[0], lane,
+                                                     nullptr);
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ void pack_second(const TiledFeature& feature,
+                                                     const TiledWorkspace& workspace,
+                                                     Scratch& scratch, int32_t first) {
+    const int warp = threadIdx.x / 32;
+    const bool exact =
+        feature.r[0] == kRank1 && feature.r[1] == kRank2 && feature.q[1] == kMaxTiledQ &&
+        reinterpret_cast<uintptr_t>(feature.cores[1]) % (kRank2 / 8 * sizeof(core_t)) == 0;
+    if (exact) {
+      // Warps without a slice of their own repeat the last one, to meet the others at the barrier.
+      const int32_t index = min(first + warp / kMaxTiledQ, feature.p[1] - 1);
+      __syncthreads();  // the maxima of the block's last piece have been read
+      pack_exact_columns<kRank1, kRank2, core_t>(
+          feature, workspace, index, warp % kMaxTiledQ, [&](uint32_t bits) {
+            scratch.warp_maxima[warp] = bits;
+            __syncthreads();
+            const uint32_t* own = scratch.warp_maxima + warp / kMaxTiledQ * kMaxTiledQ;
+            return __uint_as_float(max(max(own[0], own[1]), max(own[2], own[3])));
+          });
+      return;
+    }
+#pragma unroll 1
+    for (int32_t slice = first; slice < first + kSlices; slice += kTeams) {
+      const int team = threadIdx.x / kVectors;
+      pack_slice<kVectors, 1, kRank1, kRank2, kQ3, core_t>(
+          feature, workspace, min(slice + team, feature.p[1] - 1), threadIdx.x % kVectors,
+          scratch.warp_maxima + team * (kVectors / 32));
+    }
+  }
+};
 
 }  // namespace flowtt::cuda

@@ -1,5 +1,5 @@
-// Kernel parameters of the tiled forward path: tables of three cores whose slices fill the tiles of
-// the tensor cores. docs/kernels.md has the drawing; tiled_forward.h the host interface.
+// Kernel parameters of the tiled forward path: tables whose slices fill the tiles of the tensor
+// cores. docs/kernels.md has the drawing; tiled_forward.h the host interface.
 
 #pragma once
 
@@ -12,37 +12,91 @@
 
 namespace flowtt::cuda {
 
-// Row factors are stored in 16 bits each, and a block keeps one counter for every value of i2.
-inline constexpr int32_t kMaxTiledOuterFactor = 65536;
-inline constexpr int32_t kMaxTiledBins = 2048;
+// Digits of an id are stored in 16 bits each.
+inline constexpr int32_t kMaxTiledFactor = 65536;
 
-// A tile is the rows of four lookups: q1 and q2 fill at most four rows of it each.
+// Bins that the lookups of a feature are sorted into: one counter each in shared memory.
+inline constexpr int32_t kMaxTiledBins = 4096;
+
+// A tile is the rows of four prefixes: q1 and q2 fill at most four rows of it each.
 inline constexpr int kTileLookups = 4;
 inline constexpr int kMaxTiledQ = 4;
 
 // With the other parameters these stay below the 4 KB that every driver takes at full speed.
-inline constexpr int kTiledFeaturesPerLaunch = 24;
+inline constexpr int kTiledFeaturesPerLaunch = 20;
 
-// Lookups that one block groups: few for small batches, so that many blocks share the work; more
-// for large ones, whose groups would otherwise be scattered over many chunks.
-inline constexpr int32_t kSmallChunk = 2048;
-inline constexpr int32_t kLargeChunk = 8192;
+// What the contraction wants zeroed for each range: queues and checkpoint tags. In words.
+inline constexpr int32_t kControlWords = 2048;
+// Prefix products that several blocks use, whatever the batch.
+inline constexpr int64_t kCheckpointBytes = int64_t{512} << 10;
+// Prefix products of a multiprocessor when fusion is disabled.
+inline constexpr int64_t kScratchBytesPerMultiprocessor = int64_t{128} << 10;
+
+// One lookup after sorting. Which digits of the id lie where depends on the number of cores:
+//   2: outer = i1 | i2 << 16, i2 = 0     3: outer = i1 | i3 << 16, i2 = i2
+//   4: outer = i1 | i4 << 16, i2 = i2 | i3 << 16
+struct __align__(16) GroupedLookup {
+  uint32_t outer;
+  uint32_t i2;
+  uint32_t position;  // in `indices`, relative to range.first_lookup
+  uint32_t sample;    // | kLoneLookup when its bag has exactly one lookup
+};
+
+// Bag of one lookup: its row is stored; rows of other bags are buffered or added.
+inline constexpr uint32_t kLoneLookup = 0x80000000u;
+
+// In row_of_lookup, instead of a slot: the contraction has added the row to the sum.
+inline constexpr uint32_t kAddedRow = 0xffffffffu;
+
+// Lookups of a piece of a long bag, and how many whole pieces make a bag long.
+inline constexpr int32_t kPoolPiece = 256;
+inline constexpr int32_t kLongBagPieces = 2;
+
+// Buffered fp16 rows are the scaled rows times 2^-kBufferedRowShift, which fp16 holds.
+inline constexpr int kBufferedRowShift = 8;
+
+// Bits of TiledRange::disabled, one for each word of FLOWTT_CUDA_DISABLE.
+inline constexpr uint32_t kFusionDisabled = 1u << 0;
+inline constexpr uint32_t kGroupingDisabled = 1u << 1;
+inline constexpr uint32_t kFoldingDisabled = 1u << 2;
+inline constexpr uint32_t kSharingDisabled = 1u << 3;
+inline constexpr uint32_t kStealingDisabled = 1u << 4;
+inline constexpr uint32_t kCheckpointsDisabled = 1u << 5;
+
+// Divides values below 2^31: value / p = (2 value * reciprocal) / 2^(32 + shift), rounded down,
+// with 2^shift the next power of two from p on and reciprocal = 2^(31 + shift) / p, rounded down,
+// + 1.
+struct Divisor {
+  uint32_t value;
+  uint32_t reciprocal;
+  uint32_t shift;
+};
 
 // One feature of a launch and the table it looks up. Features that share a table share its packed
-// cores too.
+// cores too. Arrays have one element per core.
 struct TiledFeature {
-  const void* cores[3];
+  const void* cores[kMaxCores];
   int64_t num_embeddings;
   int64_t output_column;
-  uint32_t packed[3];    // where the packed slices of each core start, in halves
-  int32_t exponents[3];  // where the exponents of each core's slices start
-  int32_t p[3];
-  int32_t q[3];
-  int32_t r[2];  // the ranks between the cores, unpadded
+  uint32_t packed[kMaxCores];        // where the packed slices start, in halves
+  uint32_t slice_halves[kMaxCores];  // from one packed slice to the next
+  int32_t exponents[kMaxCores];      // where the exponents of the slices start
+  int32_t p[kMaxCores];
+  uint32_t reciprocals[kMaxCores];  // of p, see Divisor
+  uint8_t reciprocal_shifts[kMaxCores];
+  int16_t q[kMaxCores];
+  int16_t r[kMaxCores - 1];  // the ranks between the cores, unpadded
+  int16_t num_cores;
   int32_t embedding_dim;
   int32_t feature;
   int32_t table;
   int32_t first_pack_block;  // in the preparation launch; equal to the next feature's if it shares
+  // bin = (major digit >> bin_shift) * bin_split + minor digit * bin_split / its p; the major digit
+  // is i2 (i1 with 2 cores), the minor one i1 (i2 with 2 cores).
+  uint32_t minor_scale;  // bin_split / p of the minor digit, as a fraction of 2^32
+  uint16_t bin_shift;
+  uint16_t bin_split;
+  uint16_t bins;
 };
 
 struct TiledGroup {
@@ -57,28 +111,41 @@ struct TiledRange {
   int64_t end_sample;
   int64_t first_lookup;
   int64_t end_lookup;
-  int32_t chunk_lookups;  // lookups that one block groups
-  int32_t max_chunks;
-  int32_t starts_stride;  // halfwords between two chunks in `starts`
+  int32_t run_lookups;  // the most that one cluster sorts in one go
+  uint32_t disabled;    // mechanisms that are switched off
+  // Rows that at least this many lookups of a window share are buffered, others added to the sum.
+  // 1: all rows are buffered.
+  int32_t buffered_sharers;
 };
 
 // Device memory of a call. `entries` has one element per lookup of the range, feature after
-// feature, within a feature chunk after chunk, within a chunk ordered by i2.
+// feature, within a feature sorted by bin.
 struct TiledWorkspace {
-  uint2* entries;       // {i1 << 16 | i3, sample | kLoneLookup}
-  float* factors;       // weight of each entry, or null when all are 1
-  uint16_t* starts;     // [max_chunks, starts_stride]: first entry of each i2 within its chunk
+  GroupedLookup* entries;
+  float* factors;       // of each entry: weight, weight / length or 1 / length; null when all are 1
   __half* packed_high;  // cores in fragment order, scaled slice by slice, rounded to fp16
   __half* packed_low;   // what that rounding left, rounded again; null with a single product
   int32_t* exponents;   // binary exponent of each slice's scale
   float* sums;          // [samples of the range, row_stride] of a 16-bit output, or null
+  uint32_t* control;    // [kControlWords], zeros when the contraction starts
+  void* checkpoints;    // kCheckpointBytes
+  void* scratch;        // kScratchBytesPerMultiprocessor for each; null unless fusion is disabled
+  void* rows;           // [slots, buffered_row_elements]: fp16 with one product, fp32 with three;
+                        // or null: rows of bags are added to their sums
+  uint2*
+      row_of_lookup;  // {slot or kAddedRow, bits of the row's factor} by position; null as `rows`
+  // Bags of many lookups are summed in pieces of kPoolPiece lookups.
+  float* piece_sums;         // [pieces of the range, buffered_row_elements]
+  uint2* piece_bags;         // {feature of the group, sample} of pieces that lie in one long bag
+  uint32_t* piece_arrivals;  // finished pieces of a long bag, at its first one
+  int32_t rows_per_block;    // slots of a block, block after block; a block that has used its
+                             // own adds. 0: the slot of a row is the number of its first
+                             // entry, so that every row has one
+  int32_t buffered_row_elements;  // a multiple of 8
 };
-
-// Bag of one lookup: its row is stored; rows of other bags are added.
-inline constexpr uint32_t kLoneLookup = 0x80000000u;
 
 static_assert(sizeof(TiledGroup) + sizeof(BagBatch) + sizeof(TiledRange) + sizeof(TiledWorkspace) +
                   sizeof(PooledOutput) <=
-              4096);
+              4096 - 32);
 
 }  // namespace flowtt::cuda

@@ -1,5 +1,5 @@
-// The first launch of the tiled forward path: three kinds of blocks that do not wait for each other
-// group lookups, clear rows that will be added to, and pack cores.
+// The first launch of the tiled forward path. Clusters sort lookups; the other blocks check
+// offsets, clear what will be added to, and pack cores. None waits for another kind.
 
 #pragma once
 
@@ -9,13 +9,14 @@
 
 namespace flowtt::cuda {
 
-constexpr int kPrepareWarps = kPrepareThreads / 32;
-
-// Blocks [0, grouping) group, the next `clearing` clear, the rest pack.
+// The grid: sorting blocks, then the others, which take pieces of work in turn.
 struct PrepareBlocks {
-  int32_t grouping;
-  int32_t clearing;
-  int32_t bags_per_block;  // that a clearing block looks at, a multiple of kPrepareWarps
+  int32_t sorting;
+  int32_t parts_shift;  // log2 of the clusters that sort one run
+  int32_t clearing_pieces;
+  int32_t packing_pieces;
+  int32_t bags_per_piece;  // that a clearing piece looks at, a multiple of kPrepareWarps
+  bool clears_sums;
 };
 
 inline __device__ __noinline__ void trap_on_bad_bag(const TiledFeature& feature, int64_t sample,
@@ -28,27 +29,50 @@ inline __device__ __noinline__ void trap_on_bad_bag(const TiledFeature& feature,
   __trap();
 }
 
-// Checks the offsets of some bags, at most 32 a warp, and writes zeros to the rows of those that do
-// not have exactly one lookup: their rows are sums.
+// Writes zeros to the elements of a row that start at `first`.
+__device__ __forceinline__ void clear_row(void* data, ElementType type, int64_t first,
+                                          int32_t columns) {
+  const int lane = threadIdx.x % 32;
+  const int64_t bytes = type == ElementType::kFloat32 ? 4 : 2;
+  char* const row = static_cast<char*>(data) + first * bytes;
+  const int32_t row_bytes = static_cast<int32_t>(columns * bytes);
+  if (reinterpret_cast<uintptr_t>(row) % 16 == 0 && row_bytes % 16 == 0) {
+#pragma unroll 1
+    for (int32_t at = lane * 16; at < row_bytes; at += 32 * 16) {
+      *reinterpret_cast<uint4*>(row + at) = make_uint4(0, 0, 0, 0);
+    }
+  } else {
+#pragma unroll 1
+    for (int32_t at = lane * 2; at < row_bytes; at += 32 * 2) {
+      *reinterpret_cast<uint16_t*>(row + at) = 0;
+    }
+  }
+}
+
+// Checks the offsets of some bags, at most 32 a warp. Writes zeros to the rows of those that do
+// not have exactly one lookup, as their rows are sums, and notes which pieces long bags have.
 __device__ __forceinline__ void clear_bags(const TiledGroup& group, const BagBatch& batch,
                                            const TiledRange& range, const TiledWorkspace& workspace,
-                                           const PooledOutput& output, int32_t bags_per_block,
-                                           int32_t block) {
+                                           const PooledOutput& output, const PrepareBlocks& blocks,
+                                           int32_t piece) {
+  const int32_t bags_per_piece = blocks.bags_per_piece;
   const int64_t samples = range.end_sample - range.first_sample;
-  const int32_t blocks_per_feature =
-      static_cast<int32_t>((samples + bags_per_block - 1) / bags_per_block);
-  const int32_t bags_per_warp = bags_per_block / kPrepareWarps;
-  const TiledFeature& feature = group.features[block / blocks_per_feature];
+  const int32_t pieces_per_feature =
+      static_cast<int32_t>((samples + bags_per_piece - 1) / bags_per_piece);
+  const int32_t bags_per_warp = bags_per_piece / kPrepareWarps;
+  const TiledFeature& feature = group.features[piece / pieces_per_feature];
   const int lane = threadIdx.x % 32;
   const int64_t warp_sample = range.first_sample +
-                              static_cast<int64_t>(block % blocks_per_feature) * bags_per_block +
+                              static_cast<int64_t>(piece % pieces_per_feature) * bags_per_piece +
                               threadIdx.x / 32 * bags_per_warp;
   const int64_t sample = warp_sample + lane;
   bool is_sum = false;
+  int64_t begin = 0;
+  int64_t end = 0;
   if (lane < bags_per_warp && sample < range.end_sample) {
     const int64_t bag = feature.feature * batch.batch_size + sample;
-    const int64_t begin = load_index(batch.offsets, batch.offsets_are_int64, bag);
-    const int64_t end = load_index(batch.offsets, batch.offsets_are_int64, bag + 1);
+    begin = load_index(batch.offsets, batch.offsets_are_int64, bag);
+    end = load_index(batch.offsets, batch.offsets_are_int64, bag + 1);
     const int64_t last_bag = batch.num_features * batch.batch_size - 1;
     if (begin < 0 || begin > end || end > batch.nnz || (bag == 0 && begin != 0) ||
         (bag == last_bag && end != batch.nnz)) {
@@ -56,73 +80,88 @@ __device__ __forceinline__ void clear_bags(const TiledGroup& group, const BagBat
     }
     is_sum = end - begin != 1;
   }
-  for (uint32_t rows = __ballot_sync(kAllLanes, is_sum); rows != 0; rows &= rows - 1) {
-    const int64_t row = warp_sample + __ffs(rows) - 1;
-    if (workspace.sums != nullptr) {
-      float* sum = workspace.sums + (row - range.first_sample) * output.row_stride;
-      for (int j = lane; j < feature.embedding_dim; j += 32) sum[feature.output_column + j] = 0.0f;
-    } else {
-      const int64_t first = row * output.row_stride + feature.output_column;
-      for (int j = lane; j < feature.embedding_dim; j += 32) {
-        store_element<float>(output.data, output.type, first + j, 0.0f);
+  if (workspace.piece_bags != nullptr) {
+    const BagPieces pieces(range, begin, end);
+#pragma unroll 1
+    for (uint32_t bags = __ballot_sync(kAllLanes, pieces.is_long()); bags != 0; bags &= bags - 1) {
+      const int source = __ffs(bags) - 1;
+      const int32_t end_piece = __shfl_sync(kAllLanes, pieces.end, source);
+#pragma unroll 1
+      for (int32_t i = __shfl_sync(kAllLanes, pieces.first, source) + lane; i < end_piece;
+           i += 32) {
+        workspace.piece_bags[i] =
+            make_uint2(piece / pieces_per_feature, static_cast<uint32_t>(warp_sample + source));
       }
     }
   }
+  if (!blocks.clears_sums) return;
+#pragma unroll 1
+  for (uint32_t rows = __ballot_sync(kAllLanes, is_sum); rows != 0; rows &= rows - 1) {
+    const int64_t row = warp_sample + __ffs(rows) - 1;
+    const bool in_workspace = workspace.sums != nullptr;
+    clear_row(
+        in_workspace ? workspace.sums : output.data,
+        in_workspace ? ElementType::kFloat32 : output.type,
+        (in_workspace ? row - range.first_sample : row) * output.row_stride + feature.output_column,
+        feature.embedding_dim);
+  }
 }
 
-// Core 2 has one or two slices a block, the small slices of cores 1 and 3 one a warp.
-template <int kRank1, int kRank2>
-constexpr int kSecondSlicesPerBlock = kPrepareThreads / (kMaxTiledQ * (kRank2 / 8) * 32);
-
-template <int kRank1, int kRank2, int kQ3, typename core_t>
-__device__ __forceinline__ void pack_cores(const TiledGroup& group, const TiledWorkspace& workspace,
-                                           float* warp_maxima, int32_t block) {
-  constexpr int kSlices = kSecondSlicesPerBlock<kRank1, kRank2>;
-  constexpr int kTeam = kPrepareThreads / kSlices;
+template <typename Packing>
+__device__ __forceinline__ void pack_piece(const TiledGroup& group, const TiledWorkspace& workspace,
+                                           typename Packing::Scratch& scratch, int32_t piece) {
   int32_t f = 0;
-  while (f + 1 < group.count && group.features[f + 1].first_pack_block <= block) ++f;
+  while (f + 1 < group.count && group.features[f + 1].first_pack_block <= piece) ++f;
   const TiledFeature& feature = group.features[f];
-  const int32_t within = block - feature.first_pack_block;
-  const int32_t second_blocks = (feature.p[1] + kSlices - 1) / kSlices;
-  if (within < second_blocks) {
-    const int team = threadIdx.x / kTeam;
-    // A team without a slice of its own repeats the last one, to meet the others at the barrier.
-    pack_slice<kTeam, 1, kRank1, kRank2, kQ3, core_t>(
-        feature, workspace, min(within * kSlices + team, feature.p[1] - 1), threadIdx.x % kTeam,
-        warp_maxima + team * (kTeam / 32));
-    return;
-  }
-  const int32_t small = (within - second_blocks) * kPrepareWarps + threadIdx.x / 32;
-  const int lane = threadIdx.x % 32;
-  if (small < feature.p[0]) {
-    pack_slice<32, 0, kRank1, kRank2, kQ3, core_t>(feature, workspace, small, lane, nullptr);
-  } else if (small < feature.p[0] + feature.p[2]) {
-    pack_slice<32, 2, kRank1, kRank2, kQ3, core_t>(feature, workspace, small - feature.p[0], lane,
-                                                   nullptr);
-  }
+  Packing::pack(feature, workspace, scratch, piece - feature.first_pack_block);
 }
 
-template <int kRank1, int kRank2, int kQ3, int kItems, typename core_t>
-__global__ void __launch_bounds__(kPrepareThreads, kItems <= 4 ? 3 : 1)
+template <typename Packing>
+struct PrepareScratch {
+  GroupingScratch grouping;
+  typename Packing::Scratch packing;
+};
+
+template <typename Packing>
+__global__ void __launch_bounds__(kPrepareThreads, 2)
     tiled_prepare_kernel(const __grid_constant__ TiledGroup group,
                          const __grid_constant__ BagBatch batch,
                          const __grid_constant__ TiledRange range,
                          const __grid_constant__ TiledWorkspace workspace,
                          const __grid_constant__ PooledOutput output, PrepareBlocks blocks) {
-  __shared__ Segments segments;
-  __shared__ GroupingScratch scratch;
-  __shared__ float warp_maxima[kPrepareWarps];
+  extern __shared__ __align__(16) char shared[];
+  PrepareScratch<Packing>& scratch = *reinterpret_cast<PrepareScratch<Packing>*>(shared);
   allow_dependent_launch();
   const int32_t block = static_cast<int32_t>(blockIdx.x);
-  if (block < blocks.grouping) {
-    load_segments(segments, group, batch, range);
-    group_chunk<kItems>(scratch, segments, group, batch, range, workspace, block);
-  } else if (block < blocks.grouping + blocks.clearing) {
-    clear_bags(group, batch, range, workspace, output, blocks.bags_per_block,
-               block - blocks.grouping);
-  } else {
-    pack_cores<kRank1, kRank2, kQ3, core_t>(group, workspace, warp_maxima,
-                                            block - blocks.grouping - blocks.clearing);
+  if (block < blocks.sorting) {
+    clear_counts(scratch.grouping);
+    wait_for_previous_kernel();
+    TRACE(0);
+    group_run<Packing::kCores>(scratch.grouping, group, batch, range, workspace,
+                               block / static_cast<int32_t>(cluster_blocks()), blocks.parts_shift);
+    return;
+  }
+  wait_for_previous_kernel();
+  const int32_t others = static_cast<int32_t>(gridDim.x) - blocks.sorting;
+  const int32_t thread = (block - blocks.sorting) * kPrepareThreads + threadIdx.x;
+#pragma unroll 1
+  for (int32_t word = thread; word < kControlWords; word += others * kPrepareThreads) {
+    workspace.control[word] = 0;
+  }
+  if (workspace.piece_arrivals != nullptr) {
+    const int64_t lookups = range.end_lookup - range.first_lookup;
+#pragma unroll 1
+    for (int32_t i = thread; i < lookups / kPoolPiece; i += others * kPrepareThreads) {
+      workspace.piece_arrivals[i] = 0;
+    }
+  }
+  for (int32_t piece = block - blocks.sorting;
+       piece < blocks.packing_pieces + blocks.clearing_pieces; piece += others) {
+    if (piece < blocks.packing_pieces) {
+      pack_piece<Packing>(group, workspace, scratch.packing, piece);
+    } else {
+      clear_bags(group, batch, range, workspace, output, blocks, piece - blocks.packing_pieces);
+    }
   }
 }
 

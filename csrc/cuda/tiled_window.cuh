@@ -1,114 +1,219 @@
-// The contraction's view of grouped lookups: a feature's entries ordered by i2 over all chunks.
+// What a warp does with a window, up to 32 neighbouring entries of one feature: it finds the
+// distinct ids and the distinct prefixes (i1, i2) among them and writes down in which order it will
+// compute them. One lane looks after one lookup.
+//
+// Nothing here needs sorted entries: a tile is up to four prefixes of one i2 that follow each other
+// in the order of their first lookups. Sorting makes tiles full and ids meet.
 
 #pragma once
 
-#include "tiled_segments.cuh"
+#include "tiled_queue.cuh"
 
 namespace flowtt::cuda {
 
-// The chunks of one feature.
-struct FeatureChunks {
-  const uint16_t* starts;  // of the first chunk
-  int32_t stride;
-  int32_t count;
-  int32_t lookups;      // in every chunk but the last
-  int64_t first_entry;  // of the first chunk
+// Rows whose slices of core 3 are on their way while one is computed.
+inline constexpr int kRowsAhead = 2;
+
+// A distinct id. The halves are read apart: the first when loads start ahead, the second when the
+// row is finished.
+struct __align__(16) PlannedRow {
+  uint32_t third;   // slice of core 3, in bytes
+  uint32_t place;   // of its P_x in the tile, in bytes << 16 | number of the tile << 8 | flags
+  uint32_t target;  // first element of its row in the output or in `rows`, or its lookups' lanes
+  uint32_t factor;  // bits of the scaled row's factor; kEmitEach: a slot or kAddedRow
+};
+inline constexpr uint32_t kStoreFp32 = 0;    // the only lookup is of a bag of one lookup
+inline constexpr uint32_t kBufferRow = 1;    // its lookups are of larger bags
+inline constexpr uint32_t kStore16Bits = 2;  // as kStoreFp32
+inline constexpr uint32_t kEmitEach = 3;     // any lookups, one by one
+inline constexpr uint32_t kRowKind = 3;
+inline constexpr uint32_t kFirstOfPrefix = 4;  // the id before it has another prefix
+inline constexpr uint32_t kFirstOfTile = 8;
+inline constexpr uint32_t kLastRow = 16;
+// With kFirstOfTile: the prefix fills the window, so other windows are likely to have it too.
+inline constexpr uint32_t kHeavyPrefix = 32;
+
+// Of one warp, in shared memory. Rows are in the order of their prefixes; those after the last have
+// a slice of core 3 too, so that loading ahead needs no end.
+struct WindowPlan {
+  PlannedRow rows[kWindow + kRowsAhead];
+  uint2 lookups[kWindow];                     // {sample | kLoneLookup, bits of the factor}
+  uint32_t first[kWindow + 1][kTileLookups];  // of each tile: slices of core 1, in bytes
+  uint32_t second[kWindow + 1];               // its slice of core 2, in bytes
 };
 
-// bin_start[b] = lookups of the feature with i2 < b: the sum of a column of `starts`. Called by all
-// threads; begins and ends with a barrier.
-__device__ __forceinline__ void sum_bin_starts(int32_t* bin_start, const FeatureChunks& chunks,
-                                               int32_t bins) {
-  constexpr int kUnroll = 8;
-  __syncthreads();
-  for (int32_t bin = threadIdx.x; bin <= bins; bin += blockDim.x) bin_start[bin] = 0;
-  __syncthreads();
-  // Two columns a thread; as many groups of chunks as there are threads for.
-  const int32_t pairs = (bins + 2) / 2;
-  const int32_t groups =
-      max(1, min(static_cast<int32_t>(blockDim.x) / pairs, (chunks.count + kUnroll - 1) / kUnroll));
-  const uint32_t* columns = reinterpret_cast<const uint32_t*>(chunks.starts);
-  for (int32_t item = threadIdx.x; item < pairs * groups; item += blockDim.x) {
-    const int32_t pair = item % pairs;
-    int32_t even = 0;
-    int32_t odd = 0;
-    for (int32_t base = item / pairs * kUnroll; base < chunks.count; base += groups * kUnroll) {
-      uint32_t loaded[kUnroll];
-#pragma unroll
-      for (int i = 0; i < kUnroll; ++i) {
-        loaded[i] =
-            base + i < chunks.count ? __ldg(columns + (base + i) * (chunks.stride / 2) + pair) : 0u;
-      }
-#pragma unroll
-      for (int i = 0; i < kUnroll; ++i) {
-        even += static_cast<int32_t>(loaded[i] & 0xffffu);
-        odd += static_cast<int32_t>(loaded[i] >> 16);
-      }
-    }
-    if (even != 0) atomicAdd(&bin_start[2 * pair], even);
-    if (odd != 0 && 2 * pair + 1 <= bins) atomicAdd(&bin_start[2 * pair + 1], odd);
-  }
-  __syncthreads();
-}
+__device__ __forceinline__ uint32_t lanes_before(int lane) { return (1u << lane) - 1; }
 
-// The bin that holds position `p` of the feature.
-__device__ __forceinline__ int32_t find_bin(const int32_t* bin_start, int32_t bins, int32_t p) {
-  int32_t low = 0;
-  int32_t high = bins - 1;
-  while (low < high) {
-    const int32_t middle = (low + high + 1) / 2;
-    if (bin_start[middle] <= p) {
-      low = middle;
-    } else {
-      high = middle - 1;
-    }
-  }
-  return low;
-}
+__device__ __forceinline__ int lowest_lane(uint32_t lanes) { return __ffs(lanes) - 1; }
 
-// The entry at position `p` of the feature, which lies in `bin`, for every lane of a warp.
-__device__ __forceinline__ int64_t find_entry(const FeatureChunks& chunks, const int32_t* bin_start,
-                                              int32_t bin, int32_t p) {
+__device__ __forceinline__ int highest_lane(uint32_t lanes) { return 31 - __clz(lanes); }
+
+// What the window's lookups have in common. The same in all lanes but for `prefix` and `id`.
+struct WindowGroups {
+  uint32_t prefix;  // lanes with the lane's (i1, i2)
+  uint32_t id;      // lanes with its id
+  uint32_t first_of_prefixes;
+  uint32_t first_of_ids;
+  uint32_t first_of_runs;  // prefixes whose i2 is not that of the prefix before
+};
+
+__device__ __forceinline__ WindowGroups group_window(const GroupedLookup& lookup, int count,
+                                                     uint32_t disabled) {
   const int lane = threadIdx.x % 32;
-  const int32_t within_bin = p - bin_start[bin];
-  int64_t entry = 0;
-  for (uint32_t todo = kAllLanes; todo != 0;) {
-    const int32_t current = __shfl_sync(kAllLanes, bin, __ffs(todo) - 1);
-    const uint32_t members = __ballot_sync(kAllLanes, bin == current);
-    todo &= ~members;
-    int32_t passed = 0;  // entries of the bin in earlier chunks
-    for (int32_t base = 0; base < chunks.count; base += 32) {
-      int32_t start = 0;
-      int32_t size = 0;
-      if (base + lane < chunks.count) {
-        const uint16_t* column =
-            chunks.starts + static_cast<int64_t>(base + lane) * chunks.stride + current;
-        start = __ldg(column);
-        size = __ldg(column + 1) - start;
-      }
-      int32_t up_to = size;
-      for (int offset = 1; offset < 32; offset *= 2) {
-        const int32_t other = __shfl_up_sync(kAllLanes, up_to, offset);
-        if (lane >= offset) up_to += other;
-      }
-      const int32_t earlier = passed + up_to - size;
-      // The last chunk whose entries start at or before the lane's position.
-      int chunk = 0;
+  const uint32_t valid = kAllLanes >> (32 - count);
+  WindowGroups groups;
+  groups.prefix = __match_any_sync(kAllLanes, lookup.outer << 16 | lookup.i2) & valid;
+  groups.id = __match_any_sync(kAllLanes, lookup.outer) & groups.prefix;
+  // Lanes beyond the window repeat its last lookup, and are in no group.
+  if ((disabled & kFoldingDisabled) != 0) groups.id = 1u << lane & valid;
+  if ((disabled & kSharingDisabled) != 0) groups.prefix = 1u << lane & valid;
+  if ((disabled & kSharingDisabled) != 0) groups.id &= groups.prefix;
+  groups.first_of_prefixes = __ballot_sync(kAllLanes, lowest_lane(groups.prefix) == lane);
+  groups.first_of_ids = __ballot_sync(kAllLanes, lowest_lane(groups.id) == lane);
+  const uint32_t earlier = groups.first_of_prefixes & lanes_before(lane);
+  const uint32_t i2_before = __shfl_sync(kAllLanes, lookup.i2, highest_lane(earlier));
+  groups.first_of_runs =
+      __ballot_sync(kAllLanes, earlier == 0 || i2_before != lookup.i2) & groups.first_of_prefixes;
+  return groups;
+}
+
+// The number of the lane's first row: rows of earlier prefixes.
+__device__ __forceinline__ int rows_before_prefix(const WindowGroups& groups) {
+  const int lane = threadIdx.x % 32;
+  const bool is_first = lowest_lane(groups.prefix) == lane;
+  const int rows = is_first ? __popc(groups.prefix & groups.first_of_ids) : 0;
+  int up_to = rows;
 #pragma unroll
-      for (int step = 16; step > 0; step /= 2) {
-        if (__shfl_sync(kAllLanes, earlier, chunk + step) <= within_bin) chunk += step;
-      }
-      const int32_t chunk_start = __shfl_sync(kAllLanes, start, chunk);
-      const int32_t chunk_earlier = __shfl_sync(kAllLanes, earlier, chunk);
-      const int32_t end = passed + __shfl_sync(kAllLanes, up_to, 31);
-      if (bin == current && within_bin >= passed && within_bin < end) {
-        entry = chunks.first_entry + static_cast<int64_t>(base + chunk) * chunks.lookups +
-                chunk_start + within_bin - chunk_earlier;
-      }
-      passed = end;
-    }
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const int other = __shfl_up_sync(kAllLanes, up_to, offset);
+    if (lane >= offset) up_to += other;
   }
-  return entry;
+  return __shfl_sync(kAllLanes, up_to - rows, lowest_lane(groups.prefix));
+}
+
+// Where the row of the lane's id goes: its kind, and the slot of the lookups that are buffered or
+// kAddedRow. `is_near`: the lookup's row in the output lies within 2^32 elements. `used_slots`, in
+// shared memory, counts the block's.
+struct RowTarget {
+  uint32_t kind;
+  uint32_t slot;
+};
+
+__device__ __forceinline__ RowTarget choose_target(const WindowGroups& groups,
+                                                   const GroupedLookup& lookup,
+                                                   const TiledRange& range,
+                                                   const TiledWorkspace& workspace,
+                                                   ElementType output_type, bool is_near,
+                                                   uint32_t first_entry, int32_t* used_slots) {
+  const int lane = threadIdx.x % 32;
+  const bool is_lone = (lookup.sample & kLoneLookup) != 0;
+  const uint32_t lone = __ballot_sync(kAllLanes, is_lone) & groups.id;
+  RowTarget row{kEmitEach, kAddedRow};
+  if (is_lone && (groups.id & (groups.id - 1)) == 0 && is_near) {
+    row.kind = output_type == ElementType::kFloat32 ? kStoreFp32 : kStore16Bits;
+  }
+  if (workspace.rows == nullptr) return row;
+  const int sharers = __popc(groups.id & ~lone);
+  bool buffers = sharers > 0 && sharers >= range.buffered_sharers;
+  const int head = lowest_lane(groups.id);
+  uint32_t slot = first_entry + head;
+  if (workspace.rows_per_block > 0) {
+    const uint32_t heads = __ballot_sync(kAllLanes, buffers && head == lane);
+    int32_t index = 0;
+    if (lane == 0 && heads != 0) index = atomicAdd(used_slots, __popc(heads));
+    index = __shfl_sync(kAllLanes, index, 0) + __popc(heads & lanes_before(head));
+    buffers = buffers && index < workspace.rows_per_block;
+    slot = blockIdx.x * workspace.rows_per_block + index;
+  }
+  if (!buffers) return row;
+  return {lone == 0 ? kBufferRow : kEmitEach, slot};
+}
+
+// 2^exponent as the product of two normal numbers, or the nearest that there is.
+__device__ __forceinline__ float scaled(float value, int32_t exponent) {
+  const int32_t half = min(max(exponent >> 1, -126), 127);
+  const int32_t rest = min(max(exponent - half, -126), 127);
+  return value * __int_as_float((half + 127) << 23) * __int_as_float((rest + 127) << 23);
+}
+
+// What a scaled row is multiplied by when it is buffered.
+template <typename Chain>
+__device__ __forceinline__ constexpr float buffered_row_scale() {
+  return Chain::kParts == 1 ? 1.0f / (1 << kBufferedRowShift) : 1.0f;
+}
+
+// Plans the window of `count` lookups that starts at `first_entry`; `lookup` is the lane's. Called
+// by whole warps; the plan is complete after a __syncwarp.
+template <typename Chain>
+__device__ __forceinline__ void plan_window(WindowPlan& plan, const GroupedLookup& lookup,
+                                            const TiledFeature& feature, const TiledRange& range,
+                                            const TiledWorkspace& workspace,
+                                            const PooledOutput& output, uint32_t first_entry,
+                                            int count, int32_t* used_slots) {
+  const int lane = threadIdx.x % 32;
+  const uint32_t i1 = lookup.outer & 0xffffu;
+  const uint32_t i3 = lookup.outer >> 16;
+  // Loads that are needed last.
+  const int32_t exponent = __ldg(workspace.exponents + feature.exponents[0] + i1) +
+                           __ldg(workspace.exponents + feature.exponents[1] + lookup.i2) +
+                           __ldg(workspace.exponents + feature.exponents[2] + i3);
+  const float weight = workspace.factors != nullptr && lane < count
+                           ? __ldg(workspace.factors + first_entry + lane)
+                           : 1.0f;
+
+  const WindowGroups groups = group_window(lookup, count, range.disabled);
+  const int first_lane = lowest_lane(groups.prefix);
+  const int prefix = __popc(groups.first_of_prefixes & lanes_before(first_lane));
+  const int run = highest_lane(groups.first_of_runs & (2u * lanes_before(first_lane) + 1u));
+  const int prefix_of_run = prefix - __popc(groups.first_of_prefixes & lanes_before(run));
+  const int x = prefix_of_run % kTileLookups;
+  const uint32_t tiles = __ballot_sync(kAllLanes, first_lane == lane && x == 0);
+  const int tile = __popc(tiles & (2u * lanes_before(first_lane) + 1u)) - 1;
+  if (first_lane == lane) {
+    plan.first[tile][x] =
+        feature.packed[0] * static_cast<uint32_t>(sizeof(__half)) + i1 * Chain::kFirstSlice;
+    plan.second[tile] =
+        feature.packed[1] * static_cast<uint32_t>(sizeof(__half)) + lookup.i2 * Chain::kSecondSlice;
+  }
+
+  const uint32_t ids_before = groups.prefix & groups.first_of_ids & lanes_before(lane);
+  const int rank = rows_before_prefix(groups) + __popc(ids_before);
+  const int rows = __popc(groups.first_of_ids);
+  const uint64_t element =
+      (lookup.sample & ~kLoneLookup) * output.row_stride + feature.output_column;
+  const RowTarget target =
+      choose_target(groups, lookup, range, workspace, output.type,
+                    (element + feature.embedding_dim) >> 32 == 0, first_entry, used_slots);
+  const float factor = scaled(weight, -exponent);
+  plan.lookups[lane] = make_uint2(lookup.sample, __float_as_uint(factor));
+  const uint32_t third =
+      feature.packed[2] * static_cast<uint32_t>(sizeof(__half)) + i3 * Chain::kThirdSlice;
+  if ((groups.first_of_ids >> lane & 1) != 0) {
+    PlannedRow row;
+    row.third = third;
+    row.place =
+        x * Chain::kPrefix << 16 | tile << 8 | target.kind |
+        (ids_before == 0 ? kFirstOfPrefix : 0) | (ids_before == 0 && x == 0 ? kFirstOfTile : 0) |
+        (rank == rows - 1 ? kLastRow : 0) |
+        (groups.prefix == kAllLanes && (range.disabled & kCheckpointsDisabled) == 0 ? kHeavyPrefix
+                                                                                    : 0);
+    row.target = static_cast<uint32_t>(element);
+    row.factor = __float_as_uint(factor);
+    if (target.kind == kBufferRow) {
+      row.target = target.slot * workspace.buffered_row_elements;
+      row.factor = __float_as_uint(buffered_row_scale<Chain>());
+    } else if (target.kind == kEmitEach) {
+      row.target = groups.id;
+      row.factor = target.slot;
+    }
+    plan.rows[rank] = row;
+  }
+  if (lane < kRowsAhead) plan.rows[rows + lane].third = third;
+  if (workspace.rows != nullptr && lane < count && (lookup.sample & kLoneLookup) == 0) {
+    workspace.row_of_lookup[lookup.position] = make_uint2(
+        target.slot,
+        target.slot != kAddedRow ? __float_as_uint(factor / buffered_row_scale<Chain>()) : 0u);
+  }
 }
 
 }  // namespace flowtt::cuda

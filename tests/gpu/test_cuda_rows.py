@@ -99,6 +99,20 @@ def test_shapes_for_the_tensor_cores(
     assert_matches(call.forward(output_dtype), expect(call).output)
 
 
+def test_tensor_cores_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One product of fp16 operands shows, three do not."""
+    call = make_call([TILED], batch_size=3000, pooling_mode=NONE, device="cuda")
+    expected = expect(call).output
+
+    def error(allow_tf32: bool) -> float:
+        output = call.forward(allow_tf32=allow_tf32).cpu().double()
+        return ((output - expected).norm() / expected.norm()).item()
+
+    assert error(False) < 2e-6 < error(True) < 1e-3
+    monkeypatch.setenv("FLOWTT_CUDA_FORWARD", "general")
+    assert error(True) < 2e-6
+
+
 @pytest.mark.parametrize("batch_size", [0, 4])
 def test_no_lookups(batch_size: int) -> None:
     call = rows_call(batch_size=batch_size, lengths=[0] * (4 * batch_size))

@@ -1,0 +1,169 @@
+// The bag of each lookup of a block's chunk of consecutive lookups, by one of three ways, the first
+// that does: bags of one length are computed and confirmed; otherwise the starts of the chunk's
+// bags are marked in shared memory; a chunk that meets far more bags (empty ones) than lookups
+// searches for each.
+
+#pragma once
+
+#include "tiled_runs.cuh"
+
+namespace flowtt::cuda {
+
+constexpr int kPrepareThreads = 512;
+constexpr int kPrepareWarps = kPrepareThreads / 32;
+
+// The most lookups of a block's chunk.
+constexpr int kMaxChunk = 10 * kPrepareThreads;
+
+__device__ __forceinline__ int64_t bag_length(const BagBatch& batch, int64_t bag) {
+  return load_index(batch.offsets, batch.offsets_are_int64, bag + 1) -
+         load_index(batch.offsets, batch.offsets_are_int64, bag);
+}
+
+// The last bag of [low, high] that starts at or before `position`, by all lanes of a warp.
+__device__ __forceinline__ int64_t find_bag_by_warp(const BagBatch& batch, int64_t low,
+                                                    int64_t high, int64_t position) {
+  const int lane = threadIdx.x % 32;
+  while (low < high) {
+    const int64_t step = (high - low + 31) / 32;
+    const int64_t probe = low + (lane + 1) * step;
+    const bool starts_before =
+        probe <= high && load_index(batch.offsets, batch.offsets_are_int64, probe) <= position;
+    const int before = __popc(__ballot_sync(kAllLanes, starts_before));
+    low += before * step;
+    high = min(high, low + step - 1);
+  }
+  return low;
+}
+
+inline __device__ __noinline__ int64_t find_bag(const void* offsets, bool offsets_are_int64,
+                                                int64_t low, int64_t high, int64_t position) {
+  while (low < high) {
+    const int64_t middle = low + (high - low + 1) / 2;
+    if (load_index(offsets, offsets_are_int64, middle) <= position) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  return low;
+}
+
+// Bags of one length, unless the offsets say otherwise.
+struct EqualBags {
+  uint32_t length;  // 0: they are not
+  uint32_t reciprocal;
+  uint32_t skipped;  // the samples' lookups before the chunk
+
+  __device__ __forceinline__ EqualBags(uint32_t bag_length, uint32_t lookups_before)
+      : length(bag_length), reciprocal(0xffffffffu), skipped(lookups_before) {
+    if (length > 1) reciprocal = 0xffffffffu / length;
+  }
+
+  // The bag of the chunk's lookup `item`, numbered within the samples.
+  __device__ __forceinline__ uint32_t bag_of(int32_t item) const {
+    const uint32_t lookup = skipped + item;
+    const uint32_t quotient = __umulhi(lookup, reciprocal);
+    // The rounded reciprocal is at most one short.
+    return quotient + (lookup - quotient * length >= length);
+  }
+
+  // offsets: of the samples' first bag. Whether that is item's bag, and as long.
+  template <typename offset_t>
+  __device__ __forceinline__ bool confirms(const offset_t* offsets, int32_t item) const {
+    const uint32_t bag = bag_of(item);
+    const offset_t begin = offsets[bag];
+    const offset_t end = offsets[bag + 1];
+    return end - begin == length && begin - offsets[0] == bag * length;
+  }
+};
+
+// In shared memory.
+struct BagMarks {
+  static constexpr int kWords = kMaxChunk / 32;
+  uint32_t sample[kMaxChunk];  // at the first lookup of each bag: as in GroupedLookup
+  uint32_t starts[kWords];     // one bit a lookup: it is its bag's first
+  int32_t last_start[kWords];  // before the word
+  int64_t bounds[2];           // first and last bag of the chunk, numbered feature after feature
+  int64_t first;               // lookup of the chunk
+  uint32_t first_bag_sample;   // sample of the first bag
+
+  // Whether there are too many bags to mark them all.
+  __device__ __forceinline__ bool searches() const { return bounds[1] - bounds[0] > 8 * kMaxChunk; }
+
+  __device__ __forceinline__ int32_t last_in_word(int word) const {
+    const uint32_t bits = starts[word];
+    return bits != 0 ? word * 32 + 31 - __clz(bits) : -1;
+  }
+};
+
+// Marks the bags of a chunk [first, first + count) of a feature's lookups; first_bag: of the
+// feature's samples of the range. Called by all threads; has barriers.
+inline __device__ __noinline__ void mark_bags(BagMarks& marks, const BagBatch& batch,
+                                              int64_t first_bag, const TiledRange& range,
+                                              int64_t first, int32_t count) {
+  if (threadIdx.x < 64) {
+    const int end = threadIdx.x / 32;
+    const int64_t bag =
+        find_bag_by_warp(batch, first_bag, first_bag + range.end_sample - range.first_sample - 1,
+                         end == 0 ? first : first + count - 1);
+    if (threadIdx.x % 32 == 0) marks.bounds[end] = bag;
+    if (threadIdx.x == 0) {
+      marks.first = first;
+      marks.first_bag_sample = static_cast<uint32_t>(bag - first_bag + range.first_sample);
+    }
+  }
+  for (int32_t word = threadIdx.x; word < BagMarks::kWords; word += kPrepareThreads) {
+    marks.starts[word] = 0;
+  }
+  __syncthreads();
+  if (marks.searches()) return;
+#pragma unroll 2
+  for (int64_t bag = marks.bounds[0] + threadIdx.x; bag <= marks.bounds[1];
+       bag += kPrepareThreads) {
+    const int64_t begin = load_index(batch.offsets, batch.offsets_are_int64, bag);
+    const int64_t end = load_index(batch.offsets, batch.offsets_are_int64, bag + 1);
+    if (begin >= end || begin >= first + count) continue;
+    const int32_t start = static_cast<int32_t>(max(begin, first) - first);
+    marks.sample[start] = (marks.first_bag_sample + static_cast<uint32_t>(bag - marks.bounds[0])) |
+                          (end - begin == 1 ? kLoneLookup : 0);
+    atomicOr(&marks.starts[start / 32], 1u << start % 32);
+  }
+  __syncthreads();
+  if (threadIdx.x < 32) {
+    constexpr int kWordsPerLane = BagMarks::kWords / 32;
+    static_assert(BagMarks::kWords % 32 == 0);
+    const int lane = static_cast<int>(threadIdx.x);
+    int32_t last = -1;
+    for (int i = 0; i < kWordsPerLane; ++i) {
+      last = max(last, marks.last_in_word(lane * kWordsPerLane + i));
+    }
+    for (int offset = 1; offset < 32; offset *= 2) {
+      const int32_t other = __shfl_up_sync(kAllLanes, last, offset);
+      if (lane >= offset) last = max(last, other);
+    }
+    last = __shfl_up_sync(kAllLanes, last, 1);
+    if (lane == 0) last = -1;
+    for (int i = 0; i < kWordsPerLane; ++i) {
+      marks.last_start[lane * kWordsPerLane + i] = last;
+      last = max(last, marks.last_in_word(lane * kWordsPerLane + i));
+    }
+  }
+  __syncthreads();
+}
+
+// The sample of the chunk's lookup `item`, after mark_bags: as in GroupedLookup.
+inline __device__ __noinline__ uint32_t marked_sample(const BagMarks& marks, const BagBatch& batch,
+                                                      int32_t item) {
+  if (marks.searches()) {
+    const int64_t bag = find_bag(batch.offsets, batch.offsets_are_int64, marks.bounds[0],
+                                 marks.bounds[1], marks.first + item);
+    return (marks.first_bag_sample + static_cast<uint32_t>(bag - marks.bounds[0])) |
+           (bag_length(batch, bag) == 1 ? kLoneLookup : 0);
+  }
+  const uint32_t up_to = marks.starts[item / 32] & (0xffffffffu >> (31 - item % 32));
+  const int32_t start = up_to != 0 ? (item & ~31) + 31 - __clz(up_to) : marks.last_start[item / 32];
+  return marks.sample[max(start, 0)];
+}
+
+}  // namespace flowtt::cuda

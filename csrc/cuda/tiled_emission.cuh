@@ -1,0 +1,166 @@
+// Where finished rows go: from the registers of a warp to the output, to the buffered rows, or
+// added to sums.
+
+#pragma once
+
+#include "float_types.cuh"
+#include "tiled_chain.cuh"
+#include "tiled_window.cuh"
+
+namespace flowtt::cuda {
+
+// Writes finished rows. Those of exact tilings are written in pairs of columns, from the lane's
+// first column on.
+template <typename Chain, bool kExact>
+class RowEmitter {
+ public:
+  __device__ __forceinline__ RowEmitter(const TiledFeature& feature, const TiledRange& range,
+                                        const TiledWorkspace& workspace, const PooledOutput& output,
+                                        const WindowPlan& plan)
+      : feature_(feature), range_(range), workspace_(workspace), output_(output), plan_(plan) {}
+
+  // `row`: as Chain::compute_row leaves it; the rest as in PlannedRow, the same in all lanes. By
+  // whole warps.
+  __device__ __forceinline__ void emit(const float (&row)[4], uint32_t place, uint32_t target,
+                                       uint32_t factor_bits) const {
+    const float factor = __uint_as_float(factor_bits);
+    float2 pairs[Chain::kPairs];
+    Chain::own_pairs(pairs, row, threadIdx.x % 32);
+    const uint32_t kind = place & kRowKind;
+    if (kind == kStoreFp32) {
+      store_fp32(pairs, factor, target);
+    } else if (kind == kBufferRow) {
+      buffer(pairs, factor, target);
+    } else if (kind == kStore16Bits) {
+      store_16_bits(pairs, factor, target);
+    } else {
+      emit_each(pairs, target, factor_bits);
+    }
+  }
+
+ private:
+  using Pairs = float2[Chain::kPairs];
+
+  static __device__ __forceinline__ int lane_column() {
+    return kExact ? Chain::row_column(threadIdx.x % 32) : 0;
+  }
+
+  // Calls pair(columns after the lane's first, values), or element(column, value) for the columns
+  // that the row has.
+  template <typename Pair, typename Element>
+  __device__ __forceinline__ void visit(const Pairs& pairs, Pair&& pair, Element&& element) const {
+    if constexpr (kExact) {
+#pragma unroll
+      for (int i = 0; i < Chain::kPairs; ++i) pair(64 * i, pairs[i]);
+    } else {
+      constexpr int kQ3 = Chain::kPairs == 2 ? 8 : 4;
+      const int padded = Chain::row_column(threadIdx.x % 32);
+      const int j3 = padded % kQ3;
+#pragma unroll
+      for (int i = 0; i < Chain::kPairs; ++i) {
+        const int row = padded / kQ3 + 8 * i;
+        const int j1 = row / kMaxTiledQ;
+        const int j2 = row % kMaxTiledQ;
+        if (j1 >= feature_.q[0] || j2 >= feature_.q[1]) continue;
+        const int column = (j1 * feature_.q[1] + j2) * feature_.q[2] + j3;
+        if (j3 < feature_.q[2]) element(column, pairs[i].x);
+        if (j3 + 1 < feature_.q[2]) element(column + 1, pairs[i].y);
+      }
+    }
+  }
+
+  // `element`: the row's first in the output. Stored rows are not read again soon, so they need no
+  // place in the caches.
+  template <typename Element>
+  __device__ __forceinline__ void store_fp32(const Pairs& pairs, float factor,
+                                             Element element) const {
+    float* const row = static_cast<float*>(output_.data) + (element + lane_column());
+    visit(
+        pairs,
+        [&](int columns, float2 value) {
+          __stcs(reinterpret_cast<float2*>(row + columns),
+                 make_float2(value.x * factor, value.y * factor));
+        },
+        [&](int column, float value) { __stcs(row + column, value * factor); });
+  }
+
+  template <typename Element>
+  __device__ __forceinline__ void store_16_bits(const Pairs& pairs, float factor,
+                                                Element element) const {
+    __half* const row = static_cast<__half*>(output_.data) + (element + lane_column());
+    visit(
+        pairs,
+        [&](int columns, float2 value) {
+          value = make_float2(value.x * factor, value.y * factor);
+          uint32_t rounded = round_pair(value.x, value.y);
+          if (output_.type == ElementType::kBFloat16) {
+            const __nv_bfloat162 pair = __floats2bfloat162_rn(value.x, value.y);
+            rounded = *reinterpret_cast<const uint32_t*>(&pair);
+          }
+          __stcs(reinterpret_cast<uint32_t*>(row + columns), rounded);
+        },
+        [&](int column, float value) {
+          store_element<float>(row, output_.type, column, value * factor);
+        });
+  }
+
+  __device__ __forceinline__ void buffer(const Pairs& pairs, float factor, uint32_t element) const {
+    if constexpr (Chain::kParts == 1) {
+      __half* const row = static_cast<__half*>(workspace_.rows) + (element + lane_column());
+      visit(
+          pairs,
+          [&](int columns, float2 value) {
+            *reinterpret_cast<uint32_t*>(row + columns) =
+                round_pair(value.x * factor, value.y * factor);
+          },
+          [&](int column, float value) { row[column] = __float2half_rn(value * factor); });
+    } else {
+      float* const row = static_cast<float*>(workspace_.rows) + (element + lane_column());
+      visit(
+          pairs,
+          [&](int columns, float2 value) { *reinterpret_cast<float2*>(row + columns) = value; },
+          [&](int column, float value) { row[column] = value; });
+    }
+  }
+
+  __device__ __forceinline__ void add(const Pairs& pairs, float factor, uint32_t sample) const {
+    float* const row = (workspace_.sums != nullptr
+                            ? workspace_.sums + (sample - range_.first_sample) * output_.row_stride
+                            : static_cast<float*>(output_.data) + sample * output_.row_stride) +
+                       feature_.output_column + lane_column();
+    visit(
+        pairs,
+        [&](int columns, float2 value) {
+          add_pair(row + columns, make_float2(value.x * factor, value.y * factor));
+        },
+        [&](int column, float value) { atomicAdd(row + column, value * factor); });
+  }
+
+  __device__ __forceinline__ void emit_each(const Pairs& pairs, uint32_t lanes,
+                                            uint32_t slot) const {
+    if (slot != kAddedRow) {
+      buffer(pairs, buffered_row_scale<Chain>(), slot * workspace_.buffered_row_elements);
+    }
+    for (; lanes != 0; lanes &= lanes - 1) {
+      const uint2 lookup = plan_.lookups[lowest_lane(lanes)];
+      const float factor = __uint_as_float(lookup.y);
+      const uint32_t sample = lookup.x & ~kLoneLookup;
+      const int64_t element = sample * output_.row_stride + feature_.output_column;
+      if ((lookup.x & kLoneLookup) == 0) {
+        if (slot == kAddedRow) add(pairs, factor, sample);
+      } else if (output_.type == ElementType::kFloat32) {
+        store_fp32(pairs, factor, element);
+      } else {
+        store_16_bits(pairs, factor, element);
+      }
+    }
+  }
+
+  const TiledFeature& feature_;
+  const TiledRange& range_;
+  const TiledWorkspace& workspace_;
+  const PooledOutput& output_;
+  const WindowPlan& plan_;
+};
+
+}  // namespace flowtt::cuda

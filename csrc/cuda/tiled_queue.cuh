@@ -1,0 +1,117 @@
+// Which windows a warp works on. Every block owns a contiguous range of them, which its warps take
+// one by one from the block's queue; a warp that finds its queue empty takes from another block's.
+
+#pragma once
+
+#include "tiled_segments.cuh"
+
+namespace flowtt::cuda {
+
+inline constexpr int kWindow = 32;
+
+// The counters of `control`, at most this many: how many windows of each block's range have been
+// taken beside the first of each warp, which need no asking.
+inline constexpr int kMaxQueues = 256;
+
+// In shared memory. Windows do not cross features: first_window[f] is the first of feature f.
+struct Windows {
+  int32_t first_window[kTiledFeaturesPerLaunch + 1];
+  int32_t size;  // lookups of all but a feature's last
+  int32_t per_block;
+  int32_t remainder;  // blocks [0, remainder) have one window more
+  bool has_queues;    // otherwise the windows of a warp are known beforehand
+
+  __device__ __forceinline__ int32_t begin_of(int32_t block) const {
+    return per_block * block + min(block, remainder);
+  }
+};
+
+// Full windows find most ids and prefixes in common, but small batches are better spread over all
+// warps. Called by all threads; ends with a barrier.
+__device__ __forceinline__ void divide_into_windows(Windows& windows, const Segments& segments,
+                                                    int features, int warps, uint32_t disabled) {
+  constexpr int kMinWindow = 8;
+  if (threadIdx.x < 32) {
+    const int lane = threadIdx.x;
+    const int total = segments.first_entry[features];
+    const int all_warps = warps * gridDim.x;
+    const int size = min(max((total + all_warps - 1) / all_warps, kMinWindow), kWindow);
+    const int entries =
+        lane < features ? segments.first_entry[lane + 1] - segments.first_entry[lane] : 0;
+    int up_to = (entries + size - 1) / size;
+#pragma unroll
+    for (int offset = 1; offset < 32; offset *= 2) {
+      const int other = __shfl_up_sync(kAllLanes, up_to, offset);
+      if (lane >= offset) up_to += other;
+    }
+    if (lane < features) windows.first_window[lane + 1] = up_to;
+    if (lane == features - 1) {
+      const int blocks = gridDim.x;
+      windows.first_window[0] = 0;
+      windows.size = size;
+      windows.per_block = up_to / blocks;
+      windows.remainder = up_to % blocks;
+      windows.has_queues = (disabled & kStealingDisabled) == 0 && up_to > blocks * warps;
+    }
+  }
+  __syncthreads();
+}
+
+// One warp's view; called by whole warps.
+class WindowQueue {
+ public:
+  __device__ __forceinline__ WindowQueue(const Windows& windows, uint32_t* counters, int warps)
+      : windows_(windows), counters_(counters), warps_(warps), owner_(blockIdx.x) {
+    window_ = windows.begin_of(owner_) + threadIdx.x / 32;
+  }
+
+  // False when there are no windows left.
+  __device__ __forceinline__ bool take() {
+    return window_ < windows_.begin_of(owner_ + 1) || (windows_.has_queues && steal());
+  }
+  // Draws the ticket of the next window, some time before it is needed by advance.
+  __device__ __forceinline__ void ask() {
+    if (windows_.has_queues && threadIdx.x % 32 == 0) ticket_ = atomicAdd(counters_ + owner_, 1u);
+  }
+  __device__ __forceinline__ int32_t window() const { return window_; }
+  __device__ __forceinline__ void advance() {
+    window_ = windows_.has_queues ? windows_.begin_of(owner_) + warps_ +
+                                        static_cast<int32_t>(__shfl_sync(kAllLanes, ticket_, 0))
+                                  : window_ + warps_;
+  }
+
+ private:
+  // Takes a window of another block: the next one that has some left, so that not all warps that
+  // run dry meet at the same queue.
+  __device__ __forceinline__ bool steal() {
+    const int32_t lane = threadIdx.x % 32;
+    const int32_t blocks = gridDim.x;
+    for (;;) {
+      uint32_t nearest = ~0u;  // distance << 8 | block
+#pragma unroll
+      for (int32_t first = 0; first < kMaxQueues; first += 32) {
+        const int32_t block = first + lane;
+        if (block >= blocks) break;
+        const int32_t left = windows_.per_block + (block < windows_.remainder ? 1 : 0) - warps_ -
+                             static_cast<int32_t>(__ldcg(counters_ + block));
+        const int32_t distance = block - owner_ + (block < owner_ ? blocks : 0);
+        if (left > 0) nearest = min(nearest, static_cast<uint32_t>(distance) << 8 | block);
+      }
+      nearest = __reduce_min_sync(kAllLanes, nearest);
+      if (nearest == ~0u) return false;
+      owner_ = nearest & 0xffu;
+      ask();
+      advance();
+      if (window_ < windows_.begin_of(owner_ + 1)) return true;
+    }
+  }
+
+  const Windows& windows_;
+  uint32_t* counters_;
+  int32_t warps_;
+  int32_t owner_;
+  int32_t window_;
+  uint32_t ticket_ = 0;
+};
+
+}  // namespace flowtt::cuda

@@ -1,0 +1,41 @@
+// Where a warp keeps the prefix products of its tile between the stages of the chain: in shared
+// memory, or with mechanism `fusion` disabled in a scratch in device memory. Offsets are in bytes.
+
+#pragma once
+
+#include "tensor_core.cuh"
+
+namespace flowtt::cuda {
+
+struct SharedTile {
+  uint32_t address;
+
+  __device__ __forceinline__ SharedTile at(uint32_t offset) const { return {address + offset}; }
+  __device__ __forceinline__ uint4 load(uint32_t offset) const {
+    return load_shared_vector(address + offset);
+  }
+  __device__ __forceinline__ void store(uint32_t offset, uint4 v) const {
+    store_shared_vector(address + offset, v);
+  }
+};
+
+struct ScratchTile {
+  uint64_t address;
+
+  __device__ __forceinline__ ScratchTile at(uint32_t offset) const { return {address + offset}; }
+  __device__ __forceinline__ uint4 load(uint32_t offset) const {
+    uint4 v;
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(address + offset)
+                 : "memory");
+    return v;
+  }
+  __device__ __forceinline__ void store(uint32_t offset, uint4 v) const {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address + offset), "r"(v.x),
+                 "r"(v.y), "r"(v.z), "r"(v.w)
+                 : "memory");
+  }
+};
+
+}  // namespace flowtt::cuda
