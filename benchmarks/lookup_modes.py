@@ -12,6 +12,7 @@ import torch
 
 PHASES = ("forward", "training")
 DISABLE_VARIABLE = "FLOWTT_CUDA_DISABLE"
+DETERMINISTIC_VARIABLE = "FLOWTT_DETERMINISTIC"
 MECHANISMS = ("fusion", "grouping", "folding", "sharing", "stealing", "checkpoints")
 
 
@@ -63,35 +64,29 @@ def matmul_tf32(allowed: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def deterministic() -> Iterator[None]:
-    """Bit-identical results, in fp32.
-
-    Without the filling of new tensors that PyTorch adds to it: that is a kernel more for every
-    output, which is no part of the lookup.
-    """
-    filled = torch.utils.deterministic.fill_uninitialized_memory
-    torch.utils.deterministic.fill_uninitialized_memory = False
-    torch.use_deterministic_algorithms(True)
-    try:
-        with matmul_tf32(False):
-            yield
-    finally:
-        torch.use_deterministic_algorithms(False)
-        torch.utils.deterministic.fill_uninitialized_memory = filled
-
-
-@contextlib.contextmanager
-def disabled_mechanisms(mechanisms: Sequence[str]) -> Iterator[None]:
-    """Switches mechanisms of the CUDA forward off; the operators read the variable at each call."""
-    before = os.environ.get(DISABLE_VARIABLE)
-    os.environ[DISABLE_VARIABLE] = ",".join(mechanisms)
+def environment(variable: str, value: str) -> Iterator[None]:
+    """Sets a variable that the operators read at every call."""
+    before = os.environ.get(variable)
+    os.environ[variable] = value
     try:
         yield
     finally:
         if before is None:
-            del os.environ[DISABLE_VARIABLE]
+            del os.environ[variable]
         else:
-            os.environ[DISABLE_VARIABLE] = before
+            os.environ[variable] = before
+
+
+@contextlib.contextmanager
+def deterministic() -> Iterator[None]:
+    """Results that are the same bit for bit from run to run, in fp32."""
+    with environment(DETERMINISTIC_VARIABLE, "1"), matmul_tf32(False):
+        yield
+
+
+def disabled_mechanisms(mechanisms: Sequence[str]) -> AbstractContextManager[None]:
+    """Switches mechanisms of the CUDA forward off."""
+    return environment(DISABLE_VARIABLE, ",".join(mechanisms))
 
 
 # A new mode of the operators is one more line here.

@@ -14,7 +14,7 @@ folder=${SANITIZER_LOGS:-$(dirname "$log")}
 mkdir -p "$folder" "$(dirname "$log")"
 
 small="two or three or four"  # cores
-mechanisms="test_equal_ids or test_pooling_of_equal_ids or test_disabled_mechanisms"
+mechanisms="test_equal_ids or test_pooling_of_equal_ids or test_disabled_mechanisms or test_switched_off and 0-"
 # Tests by tool, as pytest's -k has them. Race and initialisation checks are the slow ones.
 declare -A chosen=(
   [memcheck]="float32 and (test_tables or test_values and 0-True) or test_empty_and_long_bags or misaligned or test_chunk_sizes or test_tf32 or $mechanisms or test_shapes_for_the_tensor_cores or (test_steps and bfloat16)"
