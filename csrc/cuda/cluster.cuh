@@ -52,6 +52,17 @@ __device__ __forceinline__ void wait_for_cluster() {
 #endif
 }
 
+// atomicAdd of one lane to its block's shared memory. Of an atomicAdd to an address that all lanes
+// share the compiler makes a sum over the warp.
+__device__ __forceinline__ uint32_t add_to_shared(uint32_t* word, uint32_t value) {
+  uint32_t before;
+  asm volatile("atom.shared.add.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(word))), "r"(value)
+               : "memory");
+  return before;
+}
+
 // A word at the same place in the shared memory of block `rank`, which has to be running.
 class RemoteWord {
  public:

@@ -55,10 +55,8 @@ struct EqualBags {
   uint32_t reciprocal;
   uint32_t skipped;  // the samples' lookups before the chunk
 
-  __device__ __forceinline__ EqualBags(uint32_t bag_length, uint32_t lookups_before)
-      : length(bag_length), reciprocal(0xffffffffu), skipped(lookups_before) {
-    if (length > 1) reciprocal = 0xffffffffu / length;
-  }
+  __device__ __forceinline__ explicit EqualBags(const SortedChunk& chunk)
+      : length(chunk.bag_length), reciprocal(chunk.bag_reciprocal), skipped(chunk.skipped) {}
 
   // The bag of the chunk's lookup `item`, numbered within the samples.
   __device__ __forceinline__ uint32_t bag_of(int32_t item) const {

@@ -2,7 +2,7 @@
 //
 // Stage 1, once a tile of up to four prefixes (i1, i2) with one i2, for each b = j2:
 //     P_b (16 x R2) = A (16 x R1) @ G2[i2][:, b, :] (R1 x R2)
-//     A stacks the G1 slices: row 2 x + a % 2 + 8 (a / 2) is row a of prefix x, so that a lane's
+//     A stacks the G1 slices: row x + 4 (a % 2) + 8 (a / 2) is row a of prefix x, so that a lane's
 //     four sums belong to one prefix.
 // Stage 2, once a distinct id:
 //     row (16 x Q3) = P_x (16 x R2) @ G3[i3] (R2 x Q3)
@@ -35,7 +35,9 @@ struct TiledChain {
   static constexpr uint32_t kFirstSlice = kMaxTiledQ * kRank1 * sizeof(__half);
   static constexpr uint32_t kSecondSlice = kMaxTiledQ * kRank1 * kRank2 * sizeof(__half);
   static constexpr uint32_t kThirdSlice = kQ3 * kRank2 * sizeof(__half);
-  static constexpr uint32_t kPrefix = kSteps2 * 32 * sizeof(uint4);
+  static constexpr uint32_t kPrefixData = kSteps2 * 32 * sizeof(uint4);
+  // From one P_x to the next: lanes that write two of them at once meet in no bank.
+  static constexpr uint32_t kPrefix = kPrefixData + 64;
   static constexpr uint32_t kPart = kTileLookups * kPrefix;
   static constexpr uint32_t kTile = kParts * kPart;
   // Pairs of neighbouring columns of a row that a lane has: with Q3 = 4 half of the products'
@@ -58,13 +60,21 @@ struct TiledChain {
     uint32_t words[kParts][kSteps2][4];
   };
 
-  // Where the lane's words lie in a slice, in bytes.
-  static __device__ __forceinline__ uint32_t first_offset(int lane) { return lane % 8 * 16; }
-  static __host__ __device__ __forceinline__ constexpr uint32_t second_offset(int lane) {
+  // Which of a tile's prefixes the lane works on in stage 1, and where its words lie in a slice, in
+  // bytes.
+  static __device__ __forceinline__ uint32_t own_prefix(uint32_t lane) { return lane / 4 % 4; }
+  static __device__ __forceinline__ uint32_t first_offset(uint32_t lane) {
+    return (lane / 16 * 4 + lane % 4) * 16;
+  }
+  static __host__ __device__ __forceinline__ constexpr uint32_t second_offset(uint32_t lane) {
     return lane * (kRank1 / 4) * sizeof(__half);
   }
-  static __device__ __forceinline__ uint32_t third_offset(int lane) {
-    return (lane / 4 % kQ3 * 4 + lane % 4) * (kRank2 / 4) * sizeof(__half);
+  static __device__ __forceinline__ uint32_t third_offset(uint32_t lane) {
+    return (kQ3 == 8 ? lane : lane % 16) * (kRank2 / 4) * sizeof(__half);
+  }
+  // Where the lane's vector of a P_x lies when stage 2 reads it.
+  static __device__ __forceinline__ uint32_t read_offset(uint32_t lane) {
+    return lane * sizeof(uint4);
   }
 
   static __device__ __forceinline__ const char* packed(const TiledWorkspace& workspace, int part,
@@ -108,17 +118,6 @@ struct TiledChain {
     for (int i = 0; i < kParts; ++i) load_words(third.words[i], packed(workspace, i, offset));
   }
 
-  // Where the lane writes the P of its prefix for b = 0, in bytes from the tile's start: lane (g,
-  // t) writes rows 4 a + b and 4 a + b + 8 of prefix g / 2, a = g % 2, one vector. Rows with odd a
-  // are exchanged in pairs, or two of them would meet in the same banks.
-  static __device__ __forceinline__ uint32_t written_offset(int lane) {
-    return lane / 8 * kPrefix + lane / 4 % 2 * (256 + 64) + lane % 4 * 16;
-  }
-  // Where it reads a P that starts at 0.
-  static __device__ __forceinline__ uint32_t read_offset(int lane) {
-    return (lane ^ lane / 16 * 4) * sizeof(uint4);
-  }
-
   // p = or += one product.
   template <bool kStarts>
   static __device__ __forceinline__ void stage1(float (&p)[kTiles][4],
@@ -139,11 +138,12 @@ struct TiledChain {
 
   // Stage 1 of a tile. `offset`: as in load_second.
   template <typename Tile>
-  static __device__ __forceinline__ void compute_prefixes(const Tile& tile, const First& first,
-                                                          const Second& second,
+  static __device__ __forceinline__ void compute_prefixes(const Tile& tile, uint32_t lane,
+                                                          const First& first, const Second& second,
                                                           const TiledWorkspace& workspace,
                                                           uint32_t offset) {
-    const uint32_t written = written_offset(threadIdx.x % 32);
+    // Lane (g, t) writes rows 4 a + b and 4 a + b + 8 of its prefix, a = g / 4, in one vector.
+    const uint32_t written = own_prefix(lane) * kPrefix + lane / 16 * 256 + lane % 4 * 16;
     SecondPart high[2];  // read for b and the next
     SecondPart low[2];
     if constexpr (kHeld == 0) load_second_part(high[0], workspace, 0, offset, 0);
@@ -168,7 +168,7 @@ struct TiledChain {
         const float (&p1)[4] = p[2 * k + 1];
         const uint4 high = make_uint4(round_pair(p0[0], p0[1]), round_pair(p0[2], p0[3]),
                                       round_pair(p1[0], p1[1]), round_pair(p1[2], p1[3]));
-        const uint32_t vector = (written ^ b % 2 * 64) + b / 2 * 128 + k * 512;
+        const uint32_t vector = written + b * 64 + k * 512;
         tile.store(vector, high);
         if constexpr (kThreeProducts) {
           tile.store(
@@ -217,13 +217,13 @@ struct TiledChain {
 
   // The lane's pairs of columns, and where in a row whose q are the padded ones the first of them
   // lies; the second follows 64 columns later.
-  static __device__ __forceinline__ int row_column(int lane) {
-    const int g = lane / 4;
-    const int t = lane % 4;
+  static __device__ __forceinline__ uint32_t row_column(uint32_t lane) {
+    const uint32_t g = lane / 4;
+    const uint32_t t = lane % 4;
     return kQ3 == 8 ? 2 * lane : 4 * (g + t / 2 * 8) + t % 2 * 2;
   }
   static __device__ __forceinline__ void own_pairs(float2 (&pairs)[kPairs], const float (&row)[4],
-                                                   int lane) {
+                                                   uint32_t lane) {
     if constexpr (kQ3 == 8) {
       pairs[0] = make_float2(row[0], row[1]);
       pairs[1] = make_float2(row[2], row[3]);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <utility>
 
 #include "tiled_checkpoints.cuh"
 #include "tiled_emission.cuh"
@@ -20,21 +21,20 @@ struct __align__(128) WarpStorage {
 
 // Computes the rows of a planned window. `plan`: address of the WindowPlan.
 template <typename Chain, bool kExact, typename Tile>
-__device__ __forceinline__ void contract_window(const Tile& tile, uint32_t plan,
+__device__ __forceinline__ void contract_window(const Tile& tile, uint32_t plan, uint32_t lane,
                                                 typename Chain::Second& second, uint32_t& resident,
                                                 const TiledWorkspace& workspace,
                                                 const RowEmitter<Chain, kExact>& emitter) {
-  // A lane's places. Planning needs registers too, so they are held from here on only.
-  const Tile read_tile = tile.at(Chain::read_offset(threadIdx.x % 32));
-  const uint32_t third_lane = Chain::third_offset(threadIdx.x % 32);
-  const auto first_slice = [&](uint32_t tile_number, int x) {
+  const Tile read_tile = tile.at(Chain::read_offset(lane));
+  const uint32_t third_lane = Chain::third_offset(lane);
+  const auto first_slice = [&](uint32_t tile_number, uint32_t x) {
     return load_shared_word(plan + offsetof(WindowPlan, first) +
                             (tile_number * kTileLookups + x) * sizeof(uint32_t));
   };
   const auto load_first = [&](typename Chain::First& first, uint32_t tile_number) {
-    const int lane = threadIdx.x % 32;
-    Chain::load_first(first, workspace,
-                      first_slice(tile_number, lane / 8) + Chain::first_offset(lane));
+    Chain::load_first(
+        first, workspace,
+        first_slice(tile_number, Chain::own_prefix(lane)) + Chain::first_offset(lane));
   };
   uint32_t row_address = plan + offsetof(WindowPlan, rows);
   uint32_t place[kRowsAhead];
@@ -66,13 +66,13 @@ __device__ __forceinline__ void contract_window(const Tile& tile, uint32_t plan,
     const uint32_t own_place = place;
     if ((own_place & kFirstOfTile) != 0) {
       const uint32_t number = own_place >> 8 & 0xffu;
-      const uint32_t slice = second_slice(number) + Chain::second_offset(threadIdx.x % 32);
+      const uint32_t slice = second_slice(number) + Chain::second_offset(lane);
       if (slice != resident) {
         Chain::load_second(second, workspace, slice);
         resident = slice;
       }
       __syncwarp();  // the last tile has been read
-      Chain::compute_prefixes(tile, first, second, workspace, slice);
+      Chain::compute_prefixes(tile, lane, first, second, workspace, slice);
       // After the last tile, those of an earlier window.
       load_first(first, number + 1);
       __syncwarp();
@@ -91,8 +91,11 @@ __device__ __forceinline__ void contract_window(const Tile& tile, uint32_t plan,
     emitter.emit(columns, own_place, tail.x, tail.y);
     return (own_place & kLastRow) != 0;
   };
-  static_assert(kRowsAhead == 2);
-  while (!step(place[0], third[0]) && !step(place[1], third[1])) {
+  // Each place of the unrolled loop has registers of its own for what is on its way.
+  const auto round = [&]<int... kPlaces>(std::integer_sequence<int, kPlaces...>) {
+    return (step(place[kPlaces], third[kPlaces]) || ...);
+  };
+  while (!round(std::make_integer_sequence<int, kRowsAhead>())) {
   }
   if (publishes) {
     Checkpoint<Chain>(workspace, first_slice(0, 0), second_slice(0)).publish(prefix);
@@ -124,8 +127,9 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
   load_segments(segments, group, batch, range);
   // Offsets out of order can make features overlap; the preparation reports them.
   if (segments.first_entry[group.count] > range.end_lookup - range.first_lookup) return;
-  divide_into_windows(windows, segments, group.count, kWarps, range.disabled);
-  WindowQueue queue(windows, workspace.control, kWarps);
+  const int warps = blockDim.x / 32;  // kWarps where shared memory allows it
+  divide_into_windows(windows, segments, group.count, warps, range.disabled);
+  WindowQueue queue(windows, workspace.control, warps);
   wait_for_previous_kernel();
 
   typename Chain::Second second;
@@ -146,16 +150,20 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
                        &used_slots);
     __syncwarp();
     queue.ask();
-    const RowEmitter<Chain, kExact> emitter(feature, range, workspace, output, storage.plan);
-    const uint32_t plan = hold(shared_address(&storage.plan));
+    // Held from here on only: planning needs registers too.
+    const uint32_t own_lane = hold(static_cast<uint32_t>(lane));
+    const uint32_t own_storage = hold(shared_address(&storage));
+    const uint32_t plan = own_storage + offsetof(Storage, plan);
+    const RowEmitter<Chain, kExact> emitter(feature, range, workspace, output, storage.plan,
+                                            own_lane);
     if constexpr (kFused) {
-      contract_window<Chain, kExact>(SharedTile{plan - Chain::kTile}, plan, second, resident,
+      contract_window<Chain, kExact>(SharedTile{own_storage}, plan, own_lane, second, resident,
                                      workspace, emitter);
     } else {
       char* const tile = static_cast<char*>(workspace.scratch) +
-                         (blockIdx.x * kWarps + threadIdx.x / 32) * Chain::kTile;
-      contract_window<Chain, kExact>(ScratchTile{reinterpret_cast<uint64_t>(tile)}, plan, second,
-                                     resident, workspace, emitter);
+                         (blockIdx.x * warps + threadIdx.x / 32) * Chain::kTile;
+      contract_window<Chain, kExact>(ScratchTile{reinterpret_cast<uint64_t>(tile)}, plan, own_lane,
+                                     second, resident, workspace, emitter);
     }
     queue.advance();
   }

@@ -5,6 +5,7 @@
 
 #include <cstdio>
 
+#include "cluster.cuh"
 #include "tiled_bags.cuh"
 #include "tiled_digits.cuh"
 #include "tiled_runs.cuh"
@@ -32,7 +33,7 @@ struct GroupingScratch {
   uint2 lookups[kMaxChunk];        // {number in the chunk | bin of the part << 16, rank in its bin}
   uint32_t taken;                  // how many of them
   uint32_t before_part;            // the block's lookups of the parts before this one
-  uint32_t share_counts[16];       // the block's lookups of each block's bins
+  uint32_t share_counts[kMaxClusterBlocks];  // the block's lookups of each block's bins
   uint32_t warp_sums[kPrepareWarps];
   uint32_t warp_bases[kPrepareWarps];
   SortedChunk chunk;
@@ -57,7 +58,7 @@ __device__ __forceinline__ void clear_counts(GroupingScratch& scratch) {
   for (int i = 0; i < kMaxTiledBins / 4 / kPrepareThreads; ++i) {
     words[i * kPrepareThreads + threadIdx.x] = make_uint4(0, 0, 0, 0);
   }
-  if (threadIdx.x < 16) scratch.share_counts[threadIdx.x] = 0;
+  if (threadIdx.x < kMaxClusterBlocks) scratch.share_counts[threadIdx.x] = 0;
   if (threadIdx.x == 0) scratch.before_part = scratch.taken = 0;
 }
 
@@ -103,7 +104,7 @@ __device__ __forceinline__ void count_batch(GroupingScratch& scratch,
     if (lane >= offset) place += other;
   }
   uint32_t warp_place = 0;
-  if (lane == 31) warp_place = atomicAdd(&scratch.taken, place);
+  if (lane == 31) warp_place = add_to_shared(&scratch.taken, place);
   place += __shfl_sync(kAllLanes, warp_place, 31) - taken;
   uint2* target = scratch.lookups + place;
 #pragma unroll
@@ -185,7 +186,7 @@ __device__ __forceinline__ void count_bins(GroupingScratch& scratch, const Tiled
   }
   if (part.first > 0) {
     before = __reduce_add_sync(kAllLanes, before);
-    if (threadIdx.x % 32 == 0) atomicAdd(&scratch.before_part, before);
+    if (threadIdx.x % 32 == 0) add_to_shared(&scratch.before_part, before);
   }
 }
 

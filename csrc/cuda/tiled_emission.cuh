@@ -16,8 +16,13 @@ class RowEmitter {
  public:
   __device__ __forceinline__ RowEmitter(const TiledFeature& feature, const TiledRange& range,
                                         const TiledWorkspace& workspace, const PooledOutput& output,
-                                        const WindowPlan& plan)
-      : feature_(feature), range_(range), workspace_(workspace), output_(output), plan_(plan) {}
+                                        const WindowPlan& plan, uint32_t lane)
+      : feature_(feature),
+        range_(range),
+        workspace_(workspace),
+        output_(output),
+        plan_(plan),
+        lane_(lane) {}
 
   // `row`: as Chain::compute_row leaves it; the rest as in PlannedRow, the same in all lanes. By
   // whole warps.
@@ -25,7 +30,7 @@ class RowEmitter {
                                        uint32_t factor_bits) const {
     const float factor = __uint_as_float(factor_bits);
     float2 pairs[Chain::kPairs];
-    Chain::own_pairs(pairs, row, threadIdx.x % 32);
+    Chain::own_pairs(pairs, row, lane_);
     const uint32_t kind = place & kRowKind;
     if (kind == kStoreFp32) {
       store_fp32(pairs, factor, target);
@@ -41,8 +46,8 @@ class RowEmitter {
  private:
   using Pairs = float2[Chain::kPairs];
 
-  static __device__ __forceinline__ int lane_column() {
-    return kExact ? Chain::row_column(threadIdx.x % 32) : 0;
+  __device__ __forceinline__ uint32_t lane_column() const {
+    return kExact ? Chain::row_column(lane_) : 0u;
   }
 
   // Calls pair(columns after the lane's first, values), or element(column, value) for the columns
@@ -54,7 +59,7 @@ class RowEmitter {
       for (int i = 0; i < Chain::kPairs; ++i) pair(64 * i, pairs[i]);
     } else {
       constexpr int kQ3 = Chain::kPairs == 2 ? 8 : 4;
-      const int padded = Chain::row_column(threadIdx.x % 32);
+      const int padded = Chain::row_column(lane_);
       const int j3 = padded % kQ3;
 #pragma unroll
       for (int i = 0; i < Chain::kPairs; ++i) {
@@ -161,6 +166,7 @@ class RowEmitter {
   const TiledWorkspace& workspace_;
   const PooledOutput& output_;
   const WindowPlan& plan_;
+  uint32_t lane_;
 };
 
 }  // namespace flowtt::cuda

@@ -27,7 +27,7 @@ __device__ __forceinline__ void count_shares(GroupingScratch& scratch, uint32_t 
   static_assert(kPrepareThreads / kMaxClusterBlocks == 32);
   sum = __reduce_add_sync(kAllLanes, sum);
   if (threadIdx.x % 32 == 0 && sum != 0) {
-    atomicAdd(&scratch.share_counts[threadIdx.x * blocks / kPrepareThreads], sum);
+    add_to_shared(&scratch.share_counts[threadIdx.x * blocks / kPrepareThreads], sum);
   }
 }
 
@@ -100,7 +100,7 @@ __device__ __forceinline__ bool find_bags(GroupingScratch& scratch, const TiledG
   const SortedChunk& chunk = scratch.chunk;
   const int64_t first_bag =
       group.features[chunk.feature].feature * batch.batch_size + range.first_sample;
-  const EqualBags bags(chunk.bag_length, chunk.skipped);
+  const EqualBags bags(chunk);
   bool confirmed = bags.length != 0;
   if (confirmed) {
 #pragma unroll 1
@@ -129,7 +129,7 @@ __device__ __forceinline__ void write_entries(const GroupingScratch& scratch, bo
   const IdSplitter<kCores> splitter(feature);
   const bool is_wide = feature.num_embeddings > kMaxNarrowRows;
   const bool sorts = (range.disabled & kGroupingDisabled) == 0;
-  const EqualBags bags(chunk.bag_length, chunk.skipped);
+  const EqualBags bags(chunk);
   const int64_t first = range.first_lookup + chunk.first;
   const uint32_t* const places = scratch.places + cluster_rank() * share_bins;
   const uint32_t share_shift = 31 - __clz(share_bins);

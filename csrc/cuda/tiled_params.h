@@ -30,7 +30,7 @@ inline constexpr int32_t kControlWords = 2048;
 // Prefix products that several blocks use, whatever the batch.
 inline constexpr int64_t kCheckpointBytes = int64_t{512} << 10;
 // Prefix products of a multiprocessor when fusion is disabled.
-inline constexpr int64_t kScratchBytesPerMultiprocessor = int64_t{128} << 10;
+inline constexpr int64_t kScratchBytesPerMultiprocessor = int64_t{160} << 10;
 
 // One lookup after sorting. Which digits of the id lie where depends on the number of cores:
 //   2: outer = i1 | i2 << 16, i2 = 0     3: outer = i1 | i3 << 16, i2 = i2

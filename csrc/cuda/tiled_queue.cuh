@@ -8,6 +8,7 @@
 namespace flowtt::cuda {
 
 inline constexpr int kWindow = 32;
+inline constexpr int kMinWindow = 8;
 
 // The counters of `control`, at most this many: how many windows of each block's range have been
 // taken beside the first of each warp, which need no asking.
@@ -30,12 +31,14 @@ struct Windows {
 // warps. Called by all threads; ends with a barrier.
 __device__ __forceinline__ void divide_into_windows(Windows& windows, const Segments& segments,
                                                     int features, int warps, uint32_t disabled) {
-  constexpr int kMinWindow = 8;
   if (threadIdx.x < 32) {
     const int lane = threadIdx.x;
     const int total = segments.first_entry[features];
     const int all_warps = warps * gridDim.x;
-    const int size = min(max((total + all_warps - 1) / all_warps, kMinWindow), kWindow);
+    // As many windows for each warp.
+    const int rounds = max((total + all_warps * kWindow - 1) / (all_warps * kWindow), 1);
+    const int size =
+        min(max((total + all_warps * rounds - 1) / (all_warps * rounds), kMinWindow), kWindow);
     const int entries =
         lane < features ? segments.first_entry[lane + 1] - segments.first_entry[lane] : 0;
     int up_to = (entries + size - 1) / size;
@@ -87,15 +90,21 @@ class WindowQueue {
     const int32_t lane = threadIdx.x % 32;
     const int32_t blocks = gridDim.x;
     for (;;) {
+      constexpr int32_t kRounds = kMaxQueues / 32;
+      uint32_t taken[kRounds];
+#pragma unroll
+      for (int32_t i = 0; i < kRounds; ++i) {
+        taken[i] = __ldcg(counters_ + min(32 * i + lane, blocks - 1));
+      }
       uint32_t nearest = ~0u;  // distance << 8 | block
 #pragma unroll
-      for (int32_t first = 0; first < kMaxQueues; first += 32) {
-        const int32_t block = first + lane;
-        if (block >= blocks) break;
-        const int32_t left = windows_.per_block + (block < windows_.remainder ? 1 : 0) - warps_ -
-                             static_cast<int32_t>(__ldcg(counters_ + block));
+      for (int32_t i = 0; i < kRounds; ++i) {
+        const int32_t block = min(32 * i + lane, blocks - 1);
+        const int32_t windows = windows_.per_block + (block < windows_.remainder ? 1 : 0);
         const int32_t distance = block - owner_ + (block < owner_ ? blocks : 0);
-        if (left > 0) nearest = min(nearest, static_cast<uint32_t>(distance) << 8 | block);
+        if (windows > warps_ + static_cast<int32_t>(taken[i])) {
+          nearest = min(nearest, static_cast<uint32_t>(distance) << 8 | block);
+        }
       }
       nearest = __reduce_min_sync(kAllLanes, nearest);
       if (nearest == ~0u) return false;

@@ -17,6 +17,7 @@ struct SortedChunk {
   // If all bags of the feature's samples may have one length: this length, and how many of the
   // samples' lookups are before the chunk's. Otherwise 0.
   uint32_t bag_length;
+  uint32_t bag_reciprocal;  // 2^32 / bag_length, rounded down, at most 2^32 - 1
   uint32_t skipped;
 };
 
@@ -95,10 +96,13 @@ inline __device__ __noinline__ void find_chunk(SortedChunk& chunk, const TiledGr
     chunk.first_entry = entry;
     chunk.skipped = static_cast<uint32_t>(skipped + chunk.begin);
     uint32_t length = lookups == bags ? 1 : 0;
+    uint32_t reciprocal = 0xffffffffu;
     if (bags < lookups && lookups < int64_t{1} << 31) {
       length = static_cast<uint32_t>(lookups) / static_cast<uint32_t>(bags);
+      reciprocal = 0xffffffffu / length;
       if (length * bags != lookups) length = 0;
     }
+    chunk.bag_reciprocal = reciprocal;
     chunk.bag_length = length;
   }
 }
