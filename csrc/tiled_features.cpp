@@ -114,8 +114,8 @@ std::vector<int64_t> look_up_tiled_features(const CudaCall& call, const cuda::Po
   for (size_t feature = 0; feature < arguments.features.size(); ++feature) {
     const int32_t table = arguments.features[feature].table;
     Tiling tiling{};
-    if (tiled_call && arguments.bags.batch_size > 0 &&
-        cuda::find_tiling(arguments.core_type, arguments.bags.batch_size, arguments.tables[table],
+    if (tiled_call && arguments.output_rows > 0 &&
+        cuda::find_tiling(arguments.core_type, arguments.output_rows, arguments.tables[table],
                           &tiling)) {
       candidates.push_back({tiling, static_cast<int64_t>(feature), table});
     } else {

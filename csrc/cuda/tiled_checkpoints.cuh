@@ -37,9 +37,11 @@ class Checkpoint {
     uint64_t seen = 0;
     if (threadIdx.x % 32 == 0) {
       seen = load_acquire(tag_);
-      if (seen == 0) seen = atomicCAS(tag_, 0ull, key_);
+      // Only what load_acquire has seen ready may be read.
+      if (seen == 0 && atomicCAS(tag_, 0ull, key_) != 0) seen = key_;
     }
     seen = __shfl_sync(kAllLanes, seen, 0);
+    __syncwarp();
     return seen == 0            ? CheckpointState::kOwned
            : seen == (key_ | 1) ? CheckpointState::kReady
                                 : CheckpointState::kOthers;

@@ -127,8 +127,9 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
   load_segments(segments, group, batch, range);
   // Offsets out of order can make features overlap; the preparation reports them.
   if (segments.first_entry[group.count] > range.end_lookup - range.first_lookup) return;
-  divide_into_windows(windows, segments, group.count, kWarps, range.disabled);
-  WindowQueue queue(windows, workspace.control, kWarps);
+  const int warps = blockDim.x / 32;  // kWarps where shared memory allows it
+  divide_into_windows(windows, segments, group.count, warps, range.disabled);
+  WindowQueue queue(windows, workspace.control, warps);
   wait_for_previous_kernel();
 
   typename Chain::Second second;
@@ -160,7 +161,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
                                      workspace, emitter);
     } else {
       char* const tile = static_cast<char*>(workspace.scratch) +
-                         (blockIdx.x * kWarps + threadIdx.x / 32) * Chain::kTile;
+                         (blockIdx.x * warps + threadIdx.x / 32) * Chain::kTile;
       contract_window<Chain, kExact>(ScratchTile{reinterpret_cast<uint64_t>(tile)}, plan, own_lane,
                                      second, resident, workspace, emitter);
     }

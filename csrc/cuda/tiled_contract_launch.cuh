@@ -9,6 +9,9 @@
 
 namespace flowtt::cuda {
 
+// What the kernel has besides the storage of its warps, rounded up.
+inline constexpr int kStaticSharedBytes = 2048;
+
 // What is fastest of what the registers allow: warps of a block, and how many of the four b of a
 // slice of core 2 each warp holds.
 template <int kRank, bool kThreeProducts>
@@ -20,21 +23,26 @@ struct ContractShape {
 template <int kRank1, int kRank2, int kQ3, bool kThreeProducts, bool kExact, bool kFused>
 cudaError_t launch_contract_kernel(const TiledLaunch& launch) {
   using Shape = ContractShape<kRank1, kThreeProducts>;
-  constexpr int kWarps = Shape::kWarps;
-  const int64_t lookups = launch.range.end_lookup - launch.range.first_lookup;
-  constexpr int64_t kFewest = 8;  // lookups that are worth a block
-  const int64_t blocks = std::min<int64_t>(
-      {launch.plan.multiprocessors, kMaxQueues, (lookups + kFewest - 1) / kFewest});
-  constexpr auto kernel = tiled_contract_kernel<kRank1, kRank2, kQ3, kThreeProducts, kExact, kFused,
-                                                Shape::kHeld, kWarps>;
   using Chain = TiledChain<kRank1, kRank2, kQ3, kThreeProducts, Shape::kHeld>;
-  constexpr size_t kSharedBytes = kWarps * sizeof(WarpStorage<Chain, kFused>);
-  static_assert(kWarps * Chain::kTile <= kScratchBytesPerMultiprocessor);
-  const cudaError_t error = cudaFuncSetAttribute(
-      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kSharedBytes));
+  constexpr auto kernel = tiled_contract_kernel<kRank1, kRank2, kQ3, kThreeProducts, kExact, kFused,
+                                                Shape::kHeld, Shape::kWarps>;
+  static_assert(Shape::kWarps * Chain::kTile <= kScratchBytesPerMultiprocessor);
+  int device = 0;
+  int shared_limit = 0;
+  cudaError_t error = cudaGetDevice(&device);
   if (error != cudaSuccess) return error;
-  return launch_kernel(kernel, blocks, kWarps * 32, kSharedBytes, launch.plan.dependent_launch, 1,
-                       launch.stream, launch.plan.group, launch.batch, launch.range,
+  error = cudaDeviceGetAttribute(&shared_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  if (error != cudaSuccess) return error;
+  constexpr int kWarpBytes = sizeof(WarpStorage<Chain, kFused>);
+  const int warps = std::min(Shape::kWarps, (shared_limit - kStaticSharedBytes) / kWarpBytes);
+  const int64_t lookups = launch.range.end_lookup - launch.range.first_lookup;
+  const int64_t blocks = std::min<int64_t>(
+      {launch.plan.multiprocessors, kMaxQueues, (lookups + kMinWindow - 1) / kMinWindow});
+  error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, warps * kWarpBytes);
+  if (error != cudaSuccess) return error;
+  return launch_kernel(kernel, blocks, warps * 32, warps * kWarpBytes, launch.plan.dependent_launch,
+                       1, launch.stream, launch.plan.group, launch.batch, launch.range,
                        launch.workspace, launch.output);
 }
 

@@ -94,7 +94,10 @@ void plan_rows(const BagBatch& batch, TiledPlan* plan) {
   plan->row_slots = 0;
   plan->buffered_sharers = 1;
   const int64_t bags = batch.num_features * batch.batch_size;
-  const bool buffers = batch.nnz > 0 && (plan->deterministic || batch.nnz > bags + bags / 4);
+  // Without pooling every lookup is a bag of one, whose row is stored.
+  const bool pools = batch.pooling_mode != PoolingMode::kNone;
+  const bool buffers =
+      pools && batch.nnz > 0 && (plan->deterministic || batch.nnz > bags + bags / 4);
   int64_t most = buffers ? kMaxBufferedLookupsPerRange : kMaxLookupsPerRange;
   if (plan->deterministic) {
     most = std::min(most, std::max<int64_t>(kMaxDeterministicRowBytes / row_bytes(*plan), 1));
@@ -113,7 +116,7 @@ void plan_rows(const BagBatch& batch, TiledPlan* plan) {
       plan->buffered_sharers = 2;
     }
   }
-  plan->adds_to_sums = !buffers || plan->rows_per_block > 0 || ranges > 1;
+  plan->adds_to_sums = pools && (!buffers || plan->rows_per_block > 0 || ranges > 1);
 }
 
 void plan_bins(TiledFeature* feature) {

@@ -27,7 +27,7 @@ struct Tiling {
 };
 
 // False where the general kernel has to do it. From the sizes alone.
-bool find_tiling(ElementType core_type, int64_t batch_size, const TableShape& shape,
+bool find_tiling(ElementType core_type, int64_t output_rows, const TableShape& shape,
                  Tiling* tiling);
 
 // Whether a call of this many lookups is worth two launches and the packing of the cores.

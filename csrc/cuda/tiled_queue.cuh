@@ -8,6 +8,7 @@
 namespace flowtt::cuda {
 
 inline constexpr int kWindow = 32;
+inline constexpr int kMinWindow = 8;
 
 // The counters of `control`, at most this many: how many windows of each block's range have been
 // taken beside the first of each warp, which need no asking.
@@ -30,7 +31,6 @@ struct Windows {
 // warps. Called by all threads; ends with a barrier.
 __device__ __forceinline__ void divide_into_windows(Windows& windows, const Segments& segments,
                                                     int features, int warps, uint32_t disabled) {
-  constexpr int kMinWindow = 8;
   if (threadIdx.x < 32) {
     const int lane = threadIdx.x;
     const int total = segments.first_entry[features];

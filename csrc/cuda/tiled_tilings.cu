@@ -50,9 +50,9 @@ bool find_three_core_tiling(const TableShape& shape, Tiling* tiling) {
 
 }  // namespace
 
-bool find_tiling(ElementType core_type, int64_t batch_size, const TableShape& shape,
+bool find_tiling(ElementType core_type, int64_t output_rows, const TableShape& shape,
                  Tiling* tiling) {
-  if (core_type == ElementType::kFloat64 || batch_size >= int64_t{kLoneLookup}) return false;
+  if (core_type == ElementType::kFloat64 || output_rows >= int64_t{kLoneLookup}) return false;
   return find_three_core_tiling(shape, tiling) || find_wide_tiling(shape, tiling);
 }
 

@@ -91,7 +91,7 @@ def test_bags_and_tables(call: Call) -> None:
     with pytest.raises(ValueError, match="num_embeddings: expected 2 values"):
         forward(call, num_embeddings=[60])
     with pytest.raises(ValueError, match="pooling_mode: expected 0"):
-        forward(call, pooling_mode=2)
+        forward(call, pooling_mode=3)
     with pytest.raises(ValueError, match="output_dtype: expected float32"):
         forward(call, output_dtype=torch.float64)
 
