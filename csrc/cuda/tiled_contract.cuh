@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstddef>
-#include <utility>
 
 #include "tiled_checkpoints.cuh"
 #include "tiled_emission.cuh"
@@ -92,10 +91,8 @@ __device__ __forceinline__ void contract_window(const Tile& tile, uint32_t plan,
     return (own_place & kLastRow) != 0;
   };
   // Each place of the unrolled loop has registers of its own for what is on its way.
-  const auto round = [&]<int... kPlaces>(std::integer_sequence<int, kPlaces...>) {
-    return (step(place[kPlaces], third[kPlaces]) || ...);
-  };
-  while (!round(std::make_integer_sequence<int, kRowsAhead>())) {
+  static_assert(kRowsAhead == 2);
+  while (!step(place[0], third[0]) && !step(place[1], third[1])) {
   }
   if (publishes) {
     Checkpoint<Chain>(workspace, first_slice(0, 0), second_slice(0)).publish(prefix);
