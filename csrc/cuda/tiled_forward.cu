@@ -16,7 +16,7 @@ constexpr int64_t kMaxLookupsPerRange = int64_t{1} << 20;
 constexpr int64_t kMaxBufferedLookupsPerRange = int64_t{3} << 18;  // they take more memory
 constexpr int64_t kMaxSumsBytes = int64_t{8} << 20;
 constexpr int64_t kMinRowBytes = int64_t{4} << 20;
-constexpr int64_t kRowBytesPerLookup = 56;
+constexpr int64_t kRowBytesPerLookup = 48;
 constexpr int64_t kMaxRowBytes = int64_t{24} << 20;
 constexpr int64_t kMaxDeterministicRowBytes = int64_t{40} << 20;
 

@@ -12,7 +12,7 @@
 namespace flowtt::cuda {
 
 constexpr int64_t kPrepareBlocksPerMultiprocessor = 2;
-constexpr int64_t kMaxClearingPieces = 128;
+constexpr int64_t kMaxClearingPieces = 64;
 
 // The largest cluster of this kernel that the current device runs, found once for each device.
 template <auto kernel>
@@ -115,14 +115,14 @@ cudaError_t launch_prepare(const TiledLaunch& launch) {
   const int64_t samples = range.end_sample - range.first_sample;
   const int64_t bags_per_piece = std::clamp<int64_t>(
       samples * group.count / kMaxClearingPieces / kPrepareWarps * kPrepareWarps, kPrepareWarps,
-      kPrepareThreads);
+      kMaxBagsPerPiece);
   PrepareBlocks blocks{};
   blocks.sorting = static_cast<int32_t>(runs * shape.parts * cluster);
   while (1 << blocks.parts_shift < shape.parts) ++blocks.parts_shift;
-  blocks.clearing_pieces =
-      static_cast<int32_t>(group.count * ((samples + bags_per_piece - 1) / bags_per_piece));
-  blocks.packing_pieces = launch.packs_cores ? group.pack_blocks : 0;
+  blocks.pieces_per_feature = static_cast<int32_t>((samples + bags_per_piece - 1) / bags_per_piece);
   blocks.bags_per_piece = static_cast<int32_t>(bags_per_piece);
+  blocks.clearing_pieces = group.count * blocks.pieces_per_feature;
+  blocks.packing_pieces = launch.packs_cores ? group.pack_blocks : 0;
   blocks.clears_sums = launch.clears_sums;
   const int64_t pieces = int64_t{blocks.clearing_pieces} + blocks.packing_pieces;
   const int64_t free_blocks =
