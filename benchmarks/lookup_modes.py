@@ -12,7 +12,6 @@ import torch
 
 PHASES = ("forward", "training")
 DISABLE_VARIABLE = "FLOWTT_CUDA_DISABLE"
-DETERMINISTIC_VARIABLE = "FLOWTT_DETERMINISTIC"
 MECHANISMS = ("fusion", "grouping", "folding", "sharing", "stealing", "checkpoints")
 
 
@@ -80,8 +79,13 @@ def environment(variable: str, value: str) -> Iterator[None]:
 @contextlib.contextmanager
 def deterministic() -> Iterator[None]:
     """Results that are the same bit for bit from run to run, in fp32."""
-    with environment(DETERMINISTIC_VARIABLE, "1"), matmul_tf32(False):
-        yield
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        with matmul_tf32(False):
+            yield
+    finally:
+        torch.use_deterministic_algorithms(before)
 
 
 def disabled_mechanisms(mechanisms: Sequence[str]) -> AbstractContextManager[None]:

@@ -11,20 +11,20 @@
 
 namespace flowtt {
 
-// Device::forward(arguments, output, output_type, allow_tf32)
+// Device::forward(arguments, output, output_type, allow_tf32, deterministic)
 template <typename Device>
 Tensor tt_embedding_bag(std::vector<Tensor> cores, Tensor indices, Tensor offsets,
                         std::optional<Tensor> per_sample_weights,
                         std::vector<int64_t> cores_per_table, std::vector<int64_t> num_embeddings,
                         std::vector<int64_t> feature_table_map, int64_t pooling_mode,
-                        ScalarType output_dtype, bool allow_tf32) {
+                        ScalarType output_dtype, bool allow_tf32, bool deterministic) {
   const EmbeddingBagArguments arguments =
       parse_embedding_bag_arguments(cores, indices, offsets, per_sample_weights, cores_per_table,
                                     num_embeddings, feature_table_map, pooling_mode);
   const ElementType output_type = parse_output_type(arguments, output_dtype);
   const std::vector<int64_t> size = {arguments.output_rows, arguments.total_columns};
   Tensor output = torch::stable::new_empty(cores[0], size, output_dtype);
-  Device::forward(arguments, output, output_type, allow_tf32);
+  Device::forward(arguments, output, output_type, allow_tf32, deterministic);
   return output;
 }
 

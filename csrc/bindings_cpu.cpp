@@ -26,7 +26,7 @@ EmbeddingBagCall cpu_call(const EmbeddingBagArguments& arguments) {
 
 struct Cpu {
   static void forward(const EmbeddingBagArguments& arguments, Tensor& output,
-                      ElementType output_type, bool /*allow_tf32*/) {
+                      ElementType output_type, bool /*allow_tf32*/, bool /*deterministic*/) {
     embedding_bag_forward(cpu_call(arguments), output.data_ptr(), output_type,
                           arguments.total_columns);
   }

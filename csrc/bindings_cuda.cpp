@@ -144,11 +144,12 @@ void accumulate_core_gradients(const CudaCall& call, const StridedMatrix& grad_o
 
 struct Cuda {
   static void forward(const EmbeddingBagArguments& arguments, Tensor& output,
-                      ElementType output_type, bool allow_tf32) {
+                      ElementType output_type, bool allow_tf32, bool deterministic) {
     const CudaCall call("tt_embedding_bag", arguments);
     const cuda::PooledOutput pooled{output.mutable_data_ptr(), output_type,
                                     arguments.total_columns};
-    const std::vector<int64_t> remaining = look_up_tiled_features(call, pooled, allow_tf32);
+    const std::vector<int64_t> remaining =
+        look_up_tiled_features(call, pooled, allow_tf32, deterministic);
     for_each_feature_group(
         call, remaining, nullptr, cuda::ChainKernel::kRows,
         [&](const FeatureGroup& group, const ChainPlan& plan, void* global_scratch) {

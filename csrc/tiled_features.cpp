@@ -63,15 +63,6 @@ uint32_t disabled_mechanisms() {
   return disabled;
 }
 
-// Whether results have to be equal, bit by bit, from run to run.
-bool is_deterministic() {
-  const char* value = std::getenv("FLOWTT_DETERMINISTIC");
-  const std::string choice = value == nullptr ? "" : value;
-  STD_TORCH_CHECK(choice.empty() || choice == "0" || choice == "1",
-                  "FLOWTT_DETERMINISTIC: expected 0 or 1, got '", choice, "'");
-  return choice == "1";
-}
-
 TiledFeature tiled_feature(const EmbeddingBagArguments& arguments,
                            const TiledCandidate& candidate) {
   const TableShape& shape = arguments.tables[candidate.table];
@@ -102,11 +93,10 @@ bool needs_three_products(ElementType core_type, ElementType output_type, bool a
 }  // namespace
 
 std::vector<int64_t> look_up_tiled_features(const CudaCall& call, const cuda::PooledOutput& output,
-                                            bool allow_tf32) {
+                                            bool allow_tf32, bool deterministic) {
   const EmbeddingBagArguments& arguments = call.arguments();
   const ForwardChoice choice = forward_choice();
   const uint32_t disabled = disabled_mechanisms();
-  const bool deterministic = is_deterministic();
   const int64_t num_features = arguments.bags.num_features;
   // From the sizes alone: the host does not know which feature has how many lookups.
   const auto pays = [&](const TableShape& shape) {

@@ -125,8 +125,11 @@ cudaError_t launch_prepare(const TiledLaunch& launch) {
   blocks.packing_pieces = launch.packs_cores ? group.pack_blocks : 0;
   blocks.clears_sums = launch.clears_sums;
   const int64_t pieces = int64_t{blocks.clearing_pieces} + blocks.packing_pieces;
-  const int64_t free_blocks =
-      kPrepareBlocksPerMultiprocessor * launch.plan.multiprocessors - blocks.sorting;
+  // Most sorting blocks of a call with several features have nothing to sort and leave at once, so
+  // the others may count on half of the device whatever the number of sorting blocks.
+  const int64_t free_blocks = std::max<int64_t>(
+      kPrepareBlocksPerMultiprocessor * launch.plan.multiprocessors - blocks.sorting,
+      launch.plan.multiprocessors);
   // Whole clusters; at least one, which also clears the control words.
   const int64_t others =
       (std::clamp<int64_t>(pieces, 1, std::max<int64_t>(free_blocks / cluster, 1) * cluster) +

@@ -49,9 +49,16 @@ class Call(Bags):
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return Call(**{name: move(value) for name, value in fields.items()})
 
-    def forward(self, output_dtype: torch.dtype | None = None, allow_tf32: bool = False) -> Tensor:
+    def forward(
+        self,
+        output_dtype: torch.dtype | None = None,
+        allow_tf32: bool = False,
+        deterministic: bool = False,
+    ) -> Tensor:
         output_dtype = output_dtype or accumulation_dtype(self.cores[0].dtype)
-        return torch.ops.flowtt.tt_embedding_bag(*self.operands(), output_dtype, allow_tf32)
+        return torch.ops.flowtt.tt_embedding_bag(
+            *self.operands(), output_dtype, allow_tf32, deterministic
+        )
 
     def backward(self, grad: Tensor) -> list[Tensor]:
         return torch.ops.flowtt.tt_embedding_bag_backward(grad, *self.operands())

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from tests.gpu.calls import Call, Table, make_call
 from tests.gpu.expected import assert_matches
 from tests.gpu.training import OPTIMIZERS, STEP_SLACK, Training
+from tests.tolerances import TOLERANCES
 
 
 @st.composite
@@ -54,6 +58,21 @@ SETTINGS = settings(
 )
 
 
+def assert_close_to_cpu(actual: Tensor, cpu: Call) -> None:
+    """Errors relative to the sums of the terms' magnitudes: a sum of few columns may cancel."""
+    expected = cpu.forward()
+    magnitudes = dataclasses.replace(cpu, cores=[core.abs() for core in cpu.cores])
+    if magnitudes.per_sample_weights is not None:
+        magnitudes.per_sample_weights = magnitudes.per_sample_weights.abs()
+    assert actual.shape == expected.shape
+    if actual.numel() == 0:
+        return
+    scale = magnitudes.forward().double().max().item()
+    error = (actual.cpu().double() - expected.double()).abs().max().item()
+    # On top of the rounding of both results.
+    assert error <= TOLERANCES[expected.dtype].relative * 10 * scale
+
+
 @SETTINGS
 @given(calls())
 def test_forward_and_gradients(cpu: Call) -> None:
@@ -61,7 +80,7 @@ def test_forward_and_gradients(cpu: Call) -> None:
     for path in ("general", "tiled"):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("FLOWTT_CUDA_FORWARD", path)
-            assert_matches(cuda.forward(), cpu.forward(), slack=2)
+            assert_close_to_cpu(cuda.forward(), cpu)
     grad = cpu.grad_output()
     for actual, expected in zip(cuda.backward(grad.cuda()), cpu.backward(grad), strict=True):
         # Both are rounded to the cores' dtype, so they may differ by a unit in the last place.

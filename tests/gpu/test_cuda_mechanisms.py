@@ -58,16 +58,9 @@ def test_read_at_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("pooling_mode", [SUM, MEAN, NONE])
 @pytest.mark.parametrize("output_dtype", [torch.float32, torch.float16], ids=str)
 def test_repeated_runs_are_bit_identical(
-    allow_tf32: bool, pooling_mode: int, output_dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    allow_tf32: bool, pooling_mode: int, output_dtype: torch.dtype
 ) -> None:
-    """With FLOWTT_DETERMINISTIC, and with bags of many lookups that share rows."""
-    monkeypatch.setenv("FLOWTT_DETERMINISTIC", "1")
+    """In deterministic mode, with bags of many lookups that share rows."""
     call = skewed_call(pooling_mode)
-    first = call.forward(output_dtype, allow_tf32)
-    assert all(torch.equal(call.forward(output_dtype, allow_tf32), first) for _ in range(4))
-
-
-def test_deterministic_is_0_or_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FLOWTT_DETERMINISTIC", "yes")
-    with pytest.raises(RuntimeError, match="FLOWTT_DETERMINISTIC: expected 0 or 1, got 'yes'"):
-        skewed_call().forward()
+    runs = [call.forward(output_dtype, allow_tf32, deterministic=True) for _ in range(5)]
+    assert all(torch.equal(run, runs[0]) for run in runs[1:])

@@ -37,7 +37,9 @@ def requiring_gradients(call: Call) -> Call:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_opcheck_forward(weighted: bool, dtype: torch.dtype) -> None:
     call = requiring_gradients(small_call(dtype, weighted))
-    opcheck(torch.ops.flowtt.tt_embedding_bag.default, (*call.operands(), torch.float32, False))
+    opcheck(
+        torch.ops.flowtt.tt_embedding_bag.default, (*call.operands(), torch.float32, False, False)
+    )
 
 
 def test_opcheck_gradients() -> None:
@@ -66,7 +68,13 @@ def test_gradcheck(pooling_mode: int) -> None:
 
     def lookup(*tensors: torch.Tensor) -> torch.Tensor:
         return torch.ops.flowtt.tt_embedding_bag(
-            list(tensors[:count]), indices, offsets, tensors[count], *rest, torch.float64, False
+            list(tensors[:count]),
+            indices,
+            offsets,
+            tensors[count],
+            *rest,
+            torch.float64,
+            *[False] * 2,
         )
 
     # Atomic sums come in any order.
@@ -81,7 +89,7 @@ def test_compiled_lookup(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     call = requiring_gradients(make_call(tables, batch_size=50, weighted=True, device="cuda"))
 
     def loss(scale: torch.Tensor) -> torch.Tensor:
-        output = torch.ops.flowtt.tt_embedding_bag(*call.operands(), torch.float32, False)
+        output = torch.ops.flowtt.tt_embedding_bag(*call.operands(), torch.float32, False, False)
         return (scale * output).square().mean()
 
     leaves = [*call.cores, call.per_sample_weights]

@@ -126,7 +126,9 @@ def test_opcheck() -> None:
     call = rows_call()
     for core in call.cores:
         core.requires_grad_()
-    opcheck(torch.ops.flowtt.tt_embedding_bag.default, (*call.operands(), torch.float32, False))
+    opcheck(
+        torch.ops.flowtt.tt_embedding_bag.default, (*call.operands(), torch.float32, False, False)
+    )
 
 
 def test_graph_with_changing_lookups() -> None:

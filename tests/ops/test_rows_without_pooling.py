@@ -38,11 +38,11 @@ def test_any_call(call: Call, data: st.DataObject) -> None:
 def test_offsets_between_bags_do_not_matter() -> None:
     """Only where a feature begins and ends."""
     call = rows_call()
-    expected = ops.tt_embedding_bag(call.cores, *call.bags.arguments(), torch.float32, False)
+    expected = ops.tt_embedding_bag(call.cores, *call.bags.arguments(), torch.float32, False, False)
     offsets = call.bags.offsets[::3]
     bags = dataclasses.replace(call.bags, offsets=offsets)
     assert offsets.numel() == 4
-    output = ops.tt_embedding_bag(call.cores, *bags.arguments(), torch.float32, False)
+    output = ops.tt_embedding_bag(call.cores, *bags.arguments(), torch.float32, False, False)
     assert torch.equal(output, expected)
 
 
@@ -67,14 +67,14 @@ def test_opcheck_and_gradcheck() -> None:
         core.requires_grad_()
     arguments = call.bags.arguments()
     torch.library.opcheck(
-        ops.tt_embedding_bag.default, (call.cores, *arguments, torch.float64, False)
+        ops.tt_embedding_bag.default, (call.cores, *arguments, torch.float64, False, False)
     )
     grad = random_grad(call, torch.float64)
     cores = [core.detach() for core in call.cores]
     torch.library.opcheck(ops.tt_embedding_bag_backward.default, (grad, cores, *arguments))
 
     def lookup(*cores: Tensor) -> Tensor:
-        return ops.tt_embedding_bag(list(cores), *arguments, torch.float64, False)
+        return ops.tt_embedding_bag(list(cores), *arguments, torch.float64, False, False)
 
     assert torch.autograd.gradcheck(lookup, tuple(call.cores))
 
@@ -99,7 +99,7 @@ def test_errors() -> None:
 
     def forward(**changes: object) -> None:
         bags = dataclasses.replace(call.bags, **changes)
-        ops.tt_embedding_bag(call.cores, *bags.arguments(), torch.float32, False)
+        ops.tt_embedding_bag(call.cores, *bags.arguments(), torch.float32, False, False)
 
     weights = torch.ones(call.bags.indices.numel())
     with pytest.raises(ValueError, match="per_sample_weights: expected None with pooling_mode 2"):

@@ -37,6 +37,7 @@ def _tt_embedding_bag(
     pooling_mode: int,
     output_dtype: torch.dtype,
     allow_tf32: bool,
+    deterministic: bool,
 ) -> Tensor:
     if pooling_mode == NO_POOLING:
         columns = total_columns(cores, cores_per_table, feature_table_map[:1])

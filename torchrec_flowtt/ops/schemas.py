@@ -20,6 +20,9 @@ Notation: T tables, F features, B batch size, D_f the embedding dimension of fea
 ``allow_tf32``
     Whether factors of products may be rounded as TF32 rounds them, to a mantissa of 10 bits, where
     that is faster (relative error about 4e-4 instead of 2e-7). Without effect on the CPU.
+``deterministic``
+    Whether results have to be equal, bit by bit, from run to run. On CUDA that fixes the order of
+    the sums over a bag; on the CPU they are equal anyway for a given number of threads.
 
 ``tt_embedding_bag`` returns ``[B, sum_f D_f]``, or ``[nnz, D]`` without pooling;
 ``tt_embedding_bag_backward`` one dense gradient per core; ``tt_embedding_bag_weights_grad``
@@ -42,7 +45,8 @@ _BAGS = (
 
 SCHEMAS: dict[str, str] = {
     "tt_embedding_bag": (
-        f"(Tensor[] cores, {_BAGS}, ScalarType output_dtype, bool allow_tf32) -> Tensor"
+        f"(Tensor[] cores, {_BAGS}, ScalarType output_dtype, bool allow_tf32, "
+        "bool deterministic) -> Tensor"
     ),
     "tt_embedding_bag_backward": f"(Tensor grad_output, Tensor[] cores, {_BAGS}) -> Tensor[]",
     "tt_embedding_bag_weights_grad": f"(Tensor grad_output, Tensor[] cores, {_BAGS}) -> Tensor",
