@@ -16,8 +16,7 @@ constexpr int64_t kMaxLookupsPerRange = int64_t{1} << 20;
 constexpr int64_t kMaxBufferedLookupsPerRange = int64_t{3} << 18;  // they take more memory
 constexpr int64_t kMaxSumsBytes = int64_t{8} << 20;
 constexpr int64_t kMinRowBytes = int64_t{4} << 20;
-constexpr int64_t kRowBytesPerLookup = 48;
-constexpr int64_t kMaxRowBytes = int64_t{24} << 20;
+constexpr int64_t kMaxRowBytes = int64_t{40} << 20;
 constexpr int64_t kMaxDeterministicRowBytes = int64_t{40} << 20;
 
 int64_t ceil_div(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
@@ -105,15 +104,16 @@ void plan_rows(const BagBatch& batch, TiledPlan* plan) {
   const int64_t ranges = std::max<int64_t>(ceil_div(batch.nnz, most), 1);
   plan->lookups_per_range = ceil_div(batch.nnz, ranges);
   if (buffers) {
+    // Of fp32 rows there is room for few, so only those that lookups share are worth it.
+    const int64_t bytes_per_lookup = plan->three_products ? 48 : 64;
     const int64_t bytes =
-        std::clamp(plan->lookups_per_range * kRowBytesPerLookup, kMinRowBytes, kMaxRowBytes);
+        std::clamp(plan->lookups_per_range * bytes_per_lookup, kMinRowBytes, kMaxRowBytes);
     plan->row_slots = plan->lookups_per_range;
     if (!plan->deterministic && bytes / row_bytes(*plan) < plan->row_slots) {
-      // Rows of a single lookup are as well added at once.
       plan->rows_per_block = static_cast<int32_t>(
           std::max<int64_t>(bytes / row_bytes(*plan) / plan->multiprocessors, 1));
       plan->row_slots = int64_t{plan->rows_per_block} * plan->multiprocessors;
-      plan->buffered_sharers = 2;
+      plan->buffered_sharers = plan->three_products ? 2 : 1;
     }
   }
   plan->adds_to_sums = pools && (!buffers || plan->rows_per_block > 0 || ranges > 1);
