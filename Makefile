@@ -53,7 +53,7 @@ $(LINT): requirements/lint.lock $(DEPS)
 	@$(PIP) install --quiet -r requirements/lint.lock
 	@touch $@
 
-.PHONY: setup build demo test test-all lint format docs audit lock clean distclean
+.PHONY: setup build demo test test-all lint format docs performance audit lock clean distclean
 setup: $(DEPS) ## make the virtual environment with the pinned stack
 
 build: $(BUILT) ## build the kernels and install the package into the virtual environment, editable
@@ -84,6 +84,10 @@ docs: $(BUILT) requirements/docs.lock ## build the documentation into build/docs
 	@rm -rf build/docs
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs build/docs
 	@echo "build/docs/index.html"
+
+performance: $(DEPS) requirements/plots.lock ## draw docs/performance/h200 from the measurements in it
+	$(PIP) install --quiet -r requirements/plots.lock
+	$(BIN)/python benchmarks/performance_report.py docs/performance/h200
 
 audit: $(DEPS) requirements/audit.lock ## build the CUDA kernels into build/cuda and audit the library's ABI
 	$(PIP) install --quiet -r requirements/audit.lock

@@ -30,6 +30,7 @@ Call = Callable[[], object]
 _SPIN_CYCLES_PER_SECOND = 2e9  # at least the clock rate of today's cards
 _LONGEST_SPIN_SECONDS = 4.0
 _CALLS_PER_SPIN = 16  # few enough that their kernels fit into the launch queue
+_LEAST_CALLS = 4  # of a measurement whose calls take long
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,11 +98,13 @@ class CudaTimer:
 
     Args:
         repetitions: of each measurement.
+        most_seconds: after which a measurement ends early, if it has a few repetitions.
     """
 
-    def __init__(self, repetitions: int) -> None:
+    def __init__(self, repetitions: int, most_seconds: float = 0.25) -> None:
         """Allocates the buffer that displaces the cache, and the events."""
         self.repetitions = repetitions
+        self.most_seconds = most_seconds
         l2_bytes = torch.cuda.get_device_properties().L2_cache_size
         self._displacing = torch.zeros(l2_bytes, dtype=torch.float32, device="cuda")  # 4 x L2
         self._sum = torch.zeros((), device="cuda")
@@ -130,14 +133,20 @@ class CudaTimer:
             RuntimeError: the host does not queue the calls, because they wait for the device.
         """
         times: list[float] = []
+        start_time = time.perf_counter()
         for call in calls:
             call()
-        spin_seconds = 1e-3 + 2e-6 * (host_us + 30) * _CALLS_PER_SPIN
-        while len(times) < self.repetitions:
+        torch.cuda.synchronize()
+        call_seconds = (time.perf_counter() - start_time) / len(calls)
+        affordable = int(self.most_seconds / call_seconds)
+        repetitions = max(_LEAST_CALLS, min(self.repetitions, affordable))
+        events = self._events[: max(_LEAST_CALLS, min(_CALLS_PER_SPIN, affordable))]
+        spin_seconds = 1e-3 + 2e-6 * (host_us + 30) * len(events)
+        while len(times) < repetitions:
             spun = torch.cuda.Event()
             torch.cuda._sleep(int(spin_seconds * _SPIN_CYCLES_PER_SECOND))
             spun.record()
-            for i, (start, end) in enumerate(self._events):
+            for i, (start, end) in enumerate(events):
                 if cold:
                     self._displace()
                 start.record()
@@ -146,7 +155,7 @@ class CudaTimer:
             host_was_ahead = not spun.query()
             torch.cuda.synchronize()
             if host_was_ahead:
-                times += [start.elapsed_time(end) * 1e3 for start, end in self._events]
+                times += [start.elapsed_time(end) * 1e3 for start, end in events]
             else:
                 spin_seconds *= 2
                 if spin_seconds > _LONGEST_SPIN_SECONDS:

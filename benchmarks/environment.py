@@ -59,6 +59,27 @@ def versions() -> dict[str, str]:
     return found
 
 
+def driver_version() -> str:
+    """Of the NVIDIA driver, "unknown" where its tool does not tell."""
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
+    try:
+        result = subprocess.run(query, capture_output=True, text=True)
+    except FileNotFoundError:
+        return "unknown"
+    return result.stdout.strip() if result.returncode == 0 else "unknown"
+
+
+def describe_cards() -> dict[str, object]:
+    """Card, driver and CUDA version; nothing on a machine without a GPU."""
+    if not torch.cuda.is_available():
+        return {}
+    return {
+        "card": torch.cuda.get_device_name(),
+        "driver": driver_version(),
+        "cuda": torch.version.cuda,
+    }
+
+
 def describe_run() -> dict[str, object]:
     """The entries that every result file begins with."""
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -68,5 +89,6 @@ def describe_run() -> dict[str, object]:
         "commit": git_commit(),
         "cpu": cpu_model(),
         "gpus": gpus,
+        **describe_cards(),
         "versions": versions(),
     }

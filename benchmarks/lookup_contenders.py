@@ -1,4 +1,4 @@
-"""What the lookup benchmark compares: TT tables in their modes, and FBGEMM's uncompressed tables.
+"""What the lookup benchmarks compare: TT tables, and FBGEMM's uncompressed tables.
 
 A contender is built for one workload. It looks up, trains with SGD, and knows in float64 what
 should come out.
@@ -6,13 +6,13 @@ should come out.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+import math
+from collections.abc import Iterator
 from typing import Protocol
 
 import torch
+from lookup_modes import Mode
 from lookup_workloads import Batch, Workload
 from torch import Tensor
 
@@ -20,35 +20,8 @@ from torchrec_flowtt.functional import rows
 from torchrec_flowtt.modules import TableBatchedFlowTTEmbeddingBags
 
 LEARNING_RATE = 1e-4
-_REFERENCE_CHUNK = 16_384  # lookups whose float64 chain is held at a time
+_REFERENCE_ELEMENTS = 2**26  # of core slices that a float64 chain gathers at a time
 _CHECKED_ROWS = 2048  # a table, of the gradient of an uncompressed one
-
-
-@dataclasses.dataclass(frozen=True)
-class Mode:
-    """One way to run a contender.
-
-    Attributes:
-        contender: its name in the results.
-        precision: of the arithmetic, as in the results.
-        weights_dtype: of the cores or the table.
-        forward_limit: largest relative error of an output.
-        step_limit: largest relative error of an SGD step; it includes rounding the new
-            parameters to their dtype.
-        settings: switches torch and the operators to this mode.
-    """
-
-    contender: str
-    precision: str
-    weights_dtype: torch.dtype
-    forward_limit: float
-    step_limit: float
-    settings: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
-
-    @property
-    def key(self) -> str:
-        """How the command line names it."""
-        return f"{self.contender}/{self.precision}"
 
 
 class Contender(Protocol):
@@ -86,6 +59,9 @@ class FlowTT:
             device=device,
         )
 
+        largest_slice = max(math.prod(shape[1:]) for shape in workload.spec.core_shapes)
+        self._chunk = max(1, _REFERENCE_ELEMENTS // largest_slice)
+
     def __call__(self, batch: Batch) -> Tensor:
         """The lookup."""
         return self.module(batch.indices, batch.offsets, batch.per_sample_weights)
@@ -93,7 +69,7 @@ class FlowTT:
     def rows(self, table: int, indices: Tensor) -> Tensor:
         """By the chain in float64."""
         cores = [core.detach().double() for core in self.module.split_tt_cores()[table]]
-        return torch.cat([rows(cores, part) for part in indices.split(_REFERENCE_CHUNK)])
+        return torch.cat([rows(cores, part) for part in indices.split(self._chunk)])
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Of the fused SGD."""
@@ -106,7 +82,7 @@ class FlowTT:
             leaves = [core.detach().double().requires_grad_() for core in cores]
             indices, row_grads = lookup_gradients(self._workload, batch, grad, table)
             for part, (bags, factors) in zip(
-                indices.split(_REFERENCE_CHUNK), row_grads.chunks(_REFERENCE_CHUNK), strict=True
+                indices.split(self._chunk), row_grads.chunks(self._chunk), strict=True
             ):
                 rows(leaves, part).backward(bags * factors)
             found += [leaf.grad for leaf in leaves]
@@ -232,61 +208,16 @@ def lookup_gradients(
     return flat, LookupGradients(bag_grads, factors.unsqueeze(1), workload.pooling_factor)
 
 
-@contextlib.contextmanager
-def matmul_tf32(allowed: bool) -> Iterator[None]:
-    """PyTorch's own switch, which the operators follow."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = allowed
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
-
-
-# A new mode of the operators is one more line here.
-FLOWTT_MODES = (
-    Mode("flowtt", "fp32", torch.float32, 2e-6, 3e-5, lambda: matmul_tf32(False)),
-    Mode("flowtt", "fp16", torch.float16, 1e-3, 1e-2),
-    Mode("flowtt", "bf16", torch.bfloat16, 1e-2, 5e-2),
-)
-FBGEMM_MODES = tuple(
-    Mode(contender, precision, dtype, 1e-6, step_limit)
-    for precision, dtype, step_limit in (
-        ("fp32", torch.float32, 3e-5),
-        ("fp16", torch.float16, 1e-2),
-        ("bf16", torch.bfloat16, 5e-2),
-    )
-    for contender in ("fbgemm", "fbgemm_no_check")
-)
-MODES = {mode.key: mode for mode in (*FLOWTT_MODES, *FBGEMM_MODES)}
-DEFAULT_MODES = ("flowtt/fp32", "fbgemm/fp32", "fbgemm_no_check/fp32")
-
-
 def build(workload: Workload, mode: Mode, device: torch.device) -> Contender:
     """The contender of a mode, with the workload's tables."""
-    if mode in FLOWTT_MODES:
+    if mode.is_tensor_train:
         return FlowTT(workload, mode, device)
     return Fbgemm(workload, mode, device, "NONE" if mode.contender == "fbgemm_no_check" else None)
 
 
 def parameter_bytes(workload: Workload, mode: Mode) -> int:
     """Of all tables."""
-    if mode in FLOWTT_MODES:
+    if mode.is_tensor_train:
         return workload.tables * workload.spec.num_bytes(mode.weights_dtype)
     elements = workload.tables * workload.num_embeddings * workload.embedding_dim
     return elements * mode.weights_dtype.itemsize
-
-
-def select_modes(keys: Sequence[str]) -> list[Mode]:
-    """Modes by ``contender/precision``, or by the contender alone: all its precisions.
-
-    Raises:
-        ValueError: there is no such mode.
-    """
-    found: list[Mode] = []
-    for key in keys:
-        matching = [mode for mode in MODES.values() if key in (mode.key, mode.contender)]
-        if not matching:
-            raise ValueError(f"no contender {key!r}; there are: {', '.join(MODES)}")
-        found += [mode for mode in matching if mode not in found]
-    return found

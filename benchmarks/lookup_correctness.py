@@ -10,7 +10,6 @@ from lookup_contenders import Contender
 from lookup_workloads import Batch, Workload
 from torch import Tensor
 
-_SAMPLED_LOOKUPS = 8192  # a table
 _OUTPUT_ROUNDING = {"float32": 0.0, "float16": 1e-3, "bfloat16": 8e-3}
 
 
@@ -26,8 +25,12 @@ def relative_error(actual: list[Tensor], expected: list[Tensor]) -> float:
     return math.sqrt(difference / sum(e.square().sum().item() for _, e in pairs))
 
 
-def forward_error(contender: Contender, workload: Workload, batches: list[Batch]) -> float:
+def forward_error(
+    contender: Contender, workload: Workload, batches: list[Batch], sampled_lookups: int
+) -> float:
     """Largest relative Frobenius error of the batches' outputs, in a sample of the bags of each.
+
+    The sample has about `sampled_lookups` lookups of each table.
 
     The memory that an output will most likely get is filled with NaN before, so that an element
     that is not written shows; infinity if any element is not finite.
@@ -39,11 +42,13 @@ def forward_error(contender: Contender, workload: Workload, batches: list[Batch]
         del poison
         with torch.no_grad():
             output = contender(batch)
-        errors.append(_output_error(contender, workload, batch, output, seed))
+        errors.append(_output_error(contender, workload, batch, output, seed, sampled_lookups))
     return max(errors)
 
 
-def replay_error(contender: Contender, workload: Workload, batches: list[Batch]) -> float:
+def replay_error(
+    contender: Contender, workload: Workload, batches: list[Batch], sampled_lookups: int
+) -> float:
     """As :func:`forward_error`, of one CUDA graph that is replayed with the indices of each batch.
 
     Here the output is filled with NaN for certain. It also shows a kernel that relies on what the
@@ -72,18 +77,29 @@ def replay_error(contender: Contender, workload: Workload, batches: list[Batch])
             static.per_sample_weights.copy_(batch.per_sample_weights)
         output.fill_(torch.nan)
         graph.replay()
-        errors.append(_output_error(contender, workload, batch, output, seed))
+        errors.append(_output_error(contender, workload, batch, output, seed, sampled_lookups))
     return max(errors)
 
 
+def repeats_exactly(contender: Contender, batches: list[Batch]) -> bool:
+    """Whether outputs of the same batch are the same bit for bit."""
+    with torch.no_grad():
+        return all(torch.equal(contender(batch), contender(batch)) for batch in batches)
+
+
 def _output_error(
-    contender: Contender, workload: Workload, batch: Batch, output: Tensor, seed: int
+    contender: Contender,
+    workload: Workload,
+    batch: Batch,
+    output: Tensor,
+    seed: int,
+    sampled_lookups: int,
 ) -> float:
     shape, dtype = workload.output_shape, workload.output_torch_dtype
     if output.shape != shape or output.dtype != dtype or not output.isfinite().all():
         return math.inf
     output = output.view(workload.batch_size, workload.tables, workload.embedding_dim)
-    bags = max(1, min(workload.batch_size, _SAMPLED_LOOKUPS // workload.pooling_factor))
+    bags = max(1, min(workload.batch_size, sampled_lookups // workload.pooling_factor))
     generator = torch.Generator().manual_seed(seed)
     sample = torch.randperm(workload.batch_size, generator=generator)[:bags].to(output.device)
     indices, weights = batch.of_tables(workload)

@@ -1,13 +1,15 @@
 """The least time that a TT lookup can take on a card: what it must move and compute.
 
 No kernel is faster than the largest of three terms: writing the output to device memory, the
-multiplications of the chain (once for each distinct prefix and each distinct row), and reading
-every core slice that occurs from L2 once. Indices are left out; so is grouping, which reads them.
+multiplications of the chain (in the best order, each distinct part once, as they occur in the
+batches that are measured), and reading every core slice that occurs from L2 once. Indices are left
+out; so is grouping, which reads them.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
 from lookup_workloads import Distinct, Workload
@@ -23,12 +25,14 @@ class Rates:
         write: device memory, written only, bytes/s.
         copy: device memory, read + written, bytes/s.
         l2_read: random slices from L2, bytes/s by the least size of a slice in bytes.
-        mma: warp-level `mma.sync` with register operands, FLOP/s by precision. fp32 accuracy
-            takes three products of fp16 parts.
+        l2_bytes: size of the L2 cache.
+        mma: warp-level `mma.sync` with register operands, FLOP/s by precision. One product of fp16
+            operands has the accuracy of tf32, three of their parts that of fp32.
     """
 
     write: float
     copy: float
+    l2_bytes: int
     l2_read: dict[int, float]
     mma: dict[str, float]
 
@@ -37,8 +41,9 @@ RATES = {
     "NVIDIA H200": Rates(
         write=4.4e12,
         copy=3.96e12,
+        l2_bytes=60 * 2**20,
         l2_read={16_384: 9e12, 8192: 8.8e12, 2048: 5.7e12, 0: 3.4e12},
-        mma={"fp32": 637e12 / 3, "tf32": 319e12, "fp16": 637e12, "bf16": 637e12},
+        mma={"fp32": 637e12 / 3, "tf32": 637e12, "fp16": 637e12, "bf16": 637e12},
     )
 }
 
@@ -50,7 +55,8 @@ class Floor:
     Attributes:
         forward_us: least time of a forward.
         training_us: least time of a forward and then a backward with SGD.
-        write_us: of the output.
+        bound: the term that is the largest of a forward's: "memory", "mma" or "l2".
+        memory_us: writing the output, and reading what of the slices that occur exceeds L2.
         mma_us: the forward's products.
         l2_us: one read of each slice that occurs.
         slice_traffic_us: a read of the slices anew for each prefix and row; no bound, as slices
@@ -59,19 +65,34 @@ class Floor:
 
     forward_us: float
     training_us: float
-    write_us: float
+    bound: str
+    memory_us: float
     mma_us: float
     l2_us: float
     slice_traffic_us: float
 
 
-def chain_flops(spec: TTSpec, distinct: Distinct) -> list[float]:
-    """FLOP of stages 2 .. d: products of the distinct prefixes with the next core's slices."""
-    flops, columns = [], 1
-    for count, (_, rank, q, next_rank) in zip(distinct.prefixes, spec.core_shapes, strict=True):
-        flops.append(2.0 * count * columns * rank * q * next_rank)
-        columns *= q
-    return flops[1:]
+def chain_flops(spec: TTSpec, distinct: Distinct) -> tuple[float, float]:
+    """FLOP of all the chain's products and of the last one of them.
+
+    The cheapest order of the products: the product of cores a .. b is formed once for each distinct
+    run of digits a .. b that occurs, from those of a .. m and of m + 1 .. b, whatever m is best.
+    """
+    shapes = spec.core_shapes
+
+    @functools.cache
+    def cheapest(a: int, b: int) -> tuple[float, float]:
+        if a == b:
+            return 0.0, 0.0
+        columns = math.prod(q for _, _, q, _ in shapes[a : b + 1])
+        found = []
+        for m in range(a, b):
+            size = shapes[a][1] * columns * shapes[m][3] * shapes[b][3]
+            product = 2.0 * distinct.spans[a, b] * size
+            found.append((cheapest(a, m)[0] + cheapest(m + 1, b)[0] + product, product))
+        return min(found)
+
+    return cheapest(0, len(shapes) - 1)
 
 
 def slice_bytes(spec: TTSpec, element_size: int) -> list[int]:
@@ -89,8 +110,8 @@ def lookup_floor(
 ) -> Floor:
     """The floor of one workload.
 
-    In the backward each stage but the last is computed anew (its intermediates are not stored),
-    and each stage has two products of the same size, the gradients of its operands. The output's
+    In the backward each product but the last is computed anew (intermediates are not stored), and
+    each has two products of the same size, the gradients of its operands. The output's
     gradient is read once, and each slice and its gradient once.
 
     Args:
@@ -102,18 +123,22 @@ def lookup_floor(
     """
     spec = workload.spec
     output_bytes = math.prod(workload.output_shape) * workload.output_torch_dtype.itemsize
-    stages = chain_flops(spec, distinct)
+    flops, last_flops = chain_flops(spec, distinct)
     sizes = slice_bytes(spec, element_size)
     touched = sum(n * size for n, size in zip(distinct.slices, sizes, strict=True))
-    write_us = output_bytes / rates.write * 1e6
-    mma_us = sum(stages) / rates.mma[precision] * 1e6
-    l2_us = touched / max(rates.l2_read.values()) * 1e6
-    forward_us = max(write_us, mma_us, l2_us)
-    backward_flops = 3 * sum(stages) - stages[-1]
+    beyond_l2 = max(0.0, touched - rates.l2_bytes)
+    terms = {
+        "memory": (output_bytes + beyond_l2) / rates.write * 1e6,
+        "mma": flops / rates.mma[precision] * 1e6,
+        "l2": touched / max(rates.l2_read.values()) * 1e6,
+    }
+    bound = max(terms, key=terms.__getitem__)
+    forward_us = terms[bound]
+    backward_flops = 3 * flops - last_flops
     backward_us = max(
         output_bytes / rates.copy * 1e6,
         backward_flops / rates.mma[precision] * 1e6,
-        2 * l2_us,
+        2 * terms["l2"],
     )
     anew = sum(
         n * size / l2_rate(rates, size) for n, size in zip(distinct.prefixes, sizes, strict=True)
@@ -121,8 +146,9 @@ def lookup_floor(
     return Floor(
         forward_us=forward_us,
         training_us=forward_us + backward_us,
-        write_us=write_us,
-        mma_us=mma_us,
-        l2_us=l2_us,
+        bound=bound,
+        memory_us=terms["memory"],
+        mma_us=terms["mma"],
+        l2_us=terms["l2"],
         slice_traffic_us=anew * 1e6,
     )

@@ -9,13 +9,22 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from device_timing import CudaTimer, Percentiles, percentiles, wall_times
-from lookup_contenders import LEARNING_RATE, Contender, Mode, build, parameter_bytes
-from lookup_correctness import forward_error, output_limit, replay_error, step_error
+from lookup_contenders import LEARNING_RATE, Contender, build, parameter_bytes
+from lookup_correctness import (
+    forward_error,
+    output_limit,
+    repeats_exactly,
+    replay_error,
+    step_error,
+)
 from lookup_floor import Floor
+from lookup_modes import PHASES, Mode
 from lookup_workloads import Batch, Workload
 from torch import Tensor
 
-PHASES = ("forward", "training")
+Record = dict[str, object]
+
+_NO_TIMES = {"p10_us": None, "p50_us": None, "p90_us": None}
 
 
 class WrongResultError(Exception):
@@ -27,16 +36,18 @@ class Plan:
     """What to measure.
 
     Attributes:
-        phases: of `PHASES`; "training" is forward, backward and an SGD step.
+        phases: "forward", "training": forward, backward and an SGD step.
         timings: "events", "graph", "chain" (see `device_timing`); on the CPU it is "wall".
         colds: states of the L2 cache: False is warm.
         repetitions: of every measurement.
+        sampled_lookups: of each table and batch, about, that are compared with float64.
     """
 
-    phases: Sequence[str]
-    timings: Sequence[str]
-    colds: Sequence[bool]
-    repetitions: int
+    phases: Sequence[str] = PHASES
+    timings: Sequence[str] = ("events", "graph", "chain")
+    colds: Sequence[bool] = (False, True)
+    repetitions: int = 64
+    sampled_lookups: int = 8192
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +105,7 @@ class MemoryMeter:
 
 def measure_contender(
     inputs: Inputs, mode: Mode, plan: Plan, timer: CudaTimer | None, memory: MemoryMeter
-) -> Iterator[dict[str, object]]:
+) -> Iterator[Record]:
     """Records of all phases, ways of timing and cache states.
 
     Raises:
@@ -108,6 +119,8 @@ def measure_contender(
         if device.type == "cuda":
             memory.after_building()
         for phase in plan.phases:
+            if phase not in mode.phases:
+                continue
             yield from _measure_phase(contender, inputs, mode, phase, plan, timer, memory)
     del contender
     gc.collect()
@@ -126,11 +139,14 @@ def _training_step(contender: Contender, batch: Batch, grad: Tensor) -> Tensor:
     return output.detach()
 
 
-def _error(contender: Contender, inputs: Inputs, mode: Mode, phase: str) -> float:
+def _error(contender: Contender, inputs: Inputs, mode: Mode, phase: str, plan: Plan) -> float:
     """Relative error of the phase's result, within its limit."""
     if phase == "forward":
         limit = output_limit(inputs.workload, mode.forward_limit)
-        error = forward_error(contender, inputs.workload, inputs.batches)
+        error = forward_error(contender, inputs.workload, inputs.batches, plan.sampled_lookups)
+        if mode.repeats_exactly and not repeats_exactly(contender, inputs.batches):
+            name = inputs.workload.name
+            raise WrongResultError(f"{mode.key} on {name}: {phase} differs from run to run")
     else:
         limit = mode.step_limit
         error = step_error(contender, inputs.batches[0], inputs.grad, LEARNING_RATE)
@@ -154,7 +170,7 @@ def _measure_phase(
     plan: Plan,
     timer: CudaTimer | None,
     memory: MemoryMeter,
-) -> Iterator[dict[str, object]]:
+) -> Iterator[Record]:
     # Outputs are dropped at once, so that a call does not hold two of them.
     if phase == "forward":
         calls = [functools.partial(_forward, contender, batch) for batch in inputs.batches]
@@ -164,15 +180,17 @@ def _measure_phase(
             for batch in inputs.batches
         ]
     floor = inputs.floors.get(mode)
-    record: dict[str, object] = {
+    record: Record = {
         "workload": inputs.workload.name,
         "contender": mode.contender,
         "precision": mode.precision,
         "phase": phase,
         "parameter_bytes": parameter_bytes(inputs.workload, mode),
         "peak_bytes_above_parameters": None if timer is None else memory.peak(calls[0]),
-        "relative_error": _error(contender, inputs, mode, phase),
+        "relative_error": _error(contender, inputs, mode, phase, plan),
+        "floor": None if floor is None else dataclasses.asdict(floor),
         "floor_us": floor and round(getattr(floor, f"{phase}_us"), 3),
+        "failure": None,
     }
     if timer is None:
         times = percentiles(wall_times(calls, plan.repetitions, lambda: None))
@@ -185,16 +203,38 @@ def _measure_phase(
         timings = [timing for timing in plan.timings if timing in ways]
         try:
             if phase == "forward" and {"graph", "chain"} & set(timings):
-                replayed = replay_error(contender, inputs.workload, inputs.batches)
+                replayed = replay_error(
+                    contender, inputs.workload, inputs.batches, plan.sampled_lookups
+                )
                 limit = output_limit(inputs.workload, mode.forward_limit)
                 _refuse_above(limit, replayed, inputs, mode, "forward in a CUDA graph")
             measured = timer.measure(calls, timings, plan.colds, host_us)
         except RuntimeError as error:  # it waits for the device, or cannot be captured
             for timing in timings:
-                yield {**record, "timing": timing, "cold": None, "failure": str(error)}
+                yield {**record, "timing": timing, "cold": None, **_NO_TIMES, "failure": str(error)}
             continue
         for (timing, cold), times in measured.items():
             yield {**record, "timing": timing, "cold": cold, **_rounded(times)}
+
+
+def failed_record(workload: Workload, mode: Mode, failure: str) -> Record:
+    """In place of the measurements of a contender that cannot be measured or trusted."""
+    return {
+        "workload": workload.name,
+        "contender": mode.contender,
+        "precision": mode.precision,
+        "phase": None,
+        "parameter_bytes": parameter_bytes(workload, mode),
+        "peak_bytes_above_parameters": None,
+        "relative_error": None,
+        "floor": None,
+        "floor_us": None,
+        "host_us": None,
+        "timing": None,
+        "cold": None,
+        **_NO_TIMES,
+        "failure": failure,
+    }
 
 
 def _rounded(times: Percentiles) -> dict[str, float]:

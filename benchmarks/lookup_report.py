@@ -1,74 +1,69 @@
-"""The lookup benchmark's results as a table."""
+"""The lookup benchmarks' results as tables for the terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lookup_measurement import Record
 from tabulate import tabulate
 
-Record = dict[str, object]
-
-_HEADERS = [
-    "contender",
-    "phase",
-    "timing",
-    "L2",
-    "p50 us",
-    "p10",
-    "p90",
-    "/ fbgemm",
-    "floor",
-    "/ floor",
-    "host us",
-    "peak MiB",
-    "error",
-]
-_FORMATS = ["", "", "", "", ".1f", ".1f", ".1f", ".2f", ".1f", ".1f", ".0f", ".2f", ".1e"]
+_COLUMNS = {
+    "p50 us": ("p50_us", ".1f"),
+    "p10": ("p10_us", ".1f"),
+    "p90": ("p90_us", ".1f"),
+    "/ fbgemm": ("ratio_to_fbgemm", ".2f"),
+    "/ no check": ("ratio_to_fbgemm_no_check", ".2f"),
+    "/ tf32": ("ratio_to_tf32", ".2f"),
+    "/ uniform": ("ratio_to_uniform", ".2f"),
+    "/ all on": ("ratio_to_all_on", ".2f"),
+    "x ecorec": ("times_faster_than_ecorec", ".0f"),
+    "floor": ("floor_us", ".1f"),
+    "/ floor": ("ratio_to_floor", ".1f"),
+    "host us": ("host_us", ".0f"),
+    "peak MiB": ("peak_bytes_above_parameters", ".2f"),
+    "error": ("relative_error", ".1e"),
+}
 
 
-def ratio_to_fbgemm(record: Record, records: Sequence[Record]) -> float | None:
-    """Median over that of `fbgemm` in fp32 in the same phase, timing and cache state."""
-    same = ("workload", "phase", "timing", "cold")
-    for other in records:
-        is_fbgemm = (other["contender"], other["precision"]) == ("fbgemm", "fp32")
-        if is_fbgemm and all(other[key] == record[key] for key in same) and "p50_us" in other:
-            return round(record["p50_us"] / other["p50_us"], 3) if "p50_us" in record else None
-    return None
-
-
-def format_results(workload: Record, records: Sequence[Record]) -> str:
+def format_results(name: str, records: Sequence[Record]) -> str:
     """A workload's table: phase by phase and way by way, the contenders below one another."""
     groups: dict[tuple[object, ...], list[Record]] = {}
     for record in records:
-        if record["workload"] == workload["name"]:
+        if record["workload"] == name:
             group = (record["phase"], record["timing"], record["cold"])
             groups.setdefault(group, []).append(record)
     # Records come contender by contender, so phases and ways appear in their own order.
     phases = list(dict.fromkeys(phase for phase, _, _ in groups))
     ordered = sorted(groups.items(), key=lambda item: phases.index(item[0][0]))
-    rows = [_row(record, records) for _, members in ordered for record in members]
+    members = [record for _, group in ordered for record in group]
+    shape = members[0]["shape"]
     title = (
-        f"{workload['name']}: {workload['lookups']:,} lookups, {workload['distinct_rows']:,} "
-        f"distinct rows, {workload['distinct_prefixes']:,} distinct prefixes"
+        f"{name}: {shape['lookups']:,} lookups, {shape['distinct_rows']:,} "
+        f"distinct rows, {shape['distinct_prefixes']:,} distinct prefixes"
     )
-    return f"{title}\n{tabulate(rows, _HEADERS, floatfmt=_FORMATS)}\n"
-
-
-def _row(record: Record, records: Sequence[Record]) -> list[object]:
-    median, floor = record.get("p50_us"), record["floor_us"]
-    peak = record["peak_bytes_above_parameters"]
-    return [
-        f"{record['contender']} {record['precision']}",
-        record["phase"],
-        record["timing"],
-        "failed" if "failure" in record else "cold" if record["cold"] else "warm",
-        median,
-        record.get("p10_us"),
-        record.get("p90_us"),
-        ratio_to_fbgemm(record, records),
-        floor,
-        median / floor if median and floor else None,
-        record["host_us"],
-        None if peak is None else peak / 2**20,
-        record["relative_error"],
+    # A column in which no contender has a value says nothing.
+    shown = {
+        name: (key, form)
+        for name, (key, form) in _COLUMNS.items()
+        if any(record.get(key) is not None for record in members)
+    }
+    headers = ["contender", "phase", "timing", "L2", *shown]
+    formats = ["", "", "", "", *(form for _, form in shown.values())]
+    rows = [
+        [*_labels(record), *(_value(record, key) for key, _ in shown.values())]
+        for record in members
     ]
+    return f"{title}\n{tabulate(rows, headers, floatfmt=formats)}\n"
+
+
+def _value(record: Record, key: str) -> float | None:
+    value = record.get(key)
+    return value / 2**20 if value is not None and key.endswith("bytes_above_parameters") else value
+
+
+def _labels(record: Record) -> list[object]:
+    state = "failed" if record["failure"] else "cold" if record["cold"] else "warm"
+    disabled = record.get("disabled", "none")
+    without = "" if disabled == "none" else f" without {disabled}"
+    contender = f"{record['contender']} {record['precision']}{without}"
+    return [contender, record["phase"], record["timing"], state]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import torch
 from torch import Tensor
@@ -78,6 +79,11 @@ class Workload:
         dtype: torch.dtype = getattr(torch, self.output_dtype)
         return dtype
 
+    @property
+    def uniform_twin(self) -> Workload:
+        """The same without a prefix that has a share of its own; its name is of no account."""
+        return dataclasses.replace(self, name="", prefix_share=0.0)
+
     def variant(self, **changes: object) -> Workload:
         """This workload with other values, which its name then tells.
 
@@ -104,11 +110,11 @@ WORKLOADS = {
     workload.name: workload
     for workload in (
         Workload("W1"),
+        Workload("W1-skew", prefix_share=0.3),  # next to W1, which is the same batch but uniform
         Workload("W2p", alpha=1.05),
         Workload("W3p", batch_size=8192, pooling_factor=20, alpha=1.05),
         Workload("W5p", **_NARROW),
         Workload("W6p", **_NARROW, tables=8, batch_size=8192, pooling_factor=10),
-        Workload("W1-skew", prefix_share=0.3),
         Workload("serving", batch_size=256),
     )
 }
@@ -164,12 +170,20 @@ class Distinct:
     """Distinct parts of the batches of a workload; means over the batches, sums over the tables.
 
     Attributes:
-        prefixes: of k = 1 .. d digits, d entries; the last are distinct rows.
-        slices: of core k = 1 .. d.
+        spans: of digits a .. b, by ``(a, b)`` with 0 <= a <= b < d.
     """
 
-    prefixes: tuple[float, ...]
-    slices: tuple[float, ...]
+    spans: dict[tuple[int, int], float]
+
+    @property
+    def prefixes(self) -> list[float]:
+        """Of k = 1 .. d digits; the last are distinct rows."""
+        return [count for (first, _), count in sorted(self.spans.items()) if first == 0]
+
+    @property
+    def slices(self) -> list[float]:
+        """Of core k = 1 .. d."""
+        return [count for (first, last), count in sorted(self.spans.items()) if first == last]
 
     @property
     def rows(self) -> float:
@@ -178,14 +192,13 @@ class Distinct:
 
 
 def count_distinct(workload: Workload, batches: list[Batch]) -> Distinct:
-    """Counts prefixes and core slices."""
+    """Counts the distinct values of every run of digits."""
     p_shapes = workload.spec.p_shapes
-    prefixes, slices = [0.0] * len(p_shapes), [0.0] * len(p_shapes)
+    spans = {(a, b): 0.0 for b in range(len(p_shapes)) for a in range(b + 1)}
     for batch in batches:
-        for rows in batch.of_tables(workload)[0].unbind():
-            level = rows.unique()
-            for k in reversed(range(len(p_shapes))):
-                prefixes[k] += level.numel() / len(batches)
-                slices[k] += (level % p_shapes[k]).unique().numel() / len(batches)
-                level = (level // p_shapes[k]).unique()
-    return Distinct(tuple(prefixes), tuple(slices))
+        for looked_up in batch.of_tables(workload)[0].unbind():
+            rows = looked_up.unique()
+            for a, b in spans:
+                digits = rows // math.prod(p_shapes[b + 1 :]) % math.prod(p_shapes[a : b + 1])
+                spans[a, b] += digits.unique().numel() / len(batches)
+    return Distinct(spans)

@@ -122,6 +122,22 @@ TableShape parse_table(const std::vector<Tensor>& cores, int64_t first, int64_t 
   return shape;
 }
 
+// Without pooling the rows of all features lie one below the other.
+void use_one_row_per_lookup(EmbeddingBagArguments& parsed) {
+  const int64_t dim = parsed.tables[parsed.features[0].table].embedding_dim;
+  for (size_t feature = 0; feature < parsed.features.size(); ++feature) {
+    FeatureColumns& columns = parsed.features[feature];
+    const int64_t other_dim = parsed.tables[columns.table].embedding_dim;
+    check(other_dim == dim,
+          "pooling_mode 2 (none): expected tables of one embedding_dim, but feature 0 (table ",
+          parsed.features[0].table, ") has ", dim, " and feature ", feature, " (table ",
+          columns.table, ") has ", other_dim);
+    columns.column = 0;
+  }
+  parsed.total_columns = dim;
+  parsed.output_rows = parsed.bags.nnz;
+}
+
 void check_index_tensor(const Tensor& tensor, const char* name) {
   check(tensor.dim() == 1, name, ": expected one dimension, got shape ", shape_text(tensor));
   check(tensor.scalar_type() == ScalarType::Long || tensor.scalar_type() == ScalarType::Int, name,
@@ -224,8 +240,8 @@ EmbeddingBagArguments parse_embedding_bag_arguments(const std::vector<Tensor>& c
   check(offsets.numel() >= 1 && (offsets.numel() - 1) % num_features == 0,
         "offsets: expected F * B + 1 values for F = ", num_features, " features, got ",
         offsets.numel());
-  check(pooling_mode == 0 || pooling_mode == 1, "pooling_mode: expected 0 (sum) or 1 (mean), got ",
-        pooling_mode);
+  check(pooling_mode >= 0 && pooling_mode <= 2,
+        "pooling_mode: expected 0 (sum), 1 (mean) or 2 (none), got ", pooling_mode);
 
   parsed.indices = made_contiguous(indices);
   parsed.offsets = made_contiguous(offsets);
@@ -238,6 +254,12 @@ EmbeddingBagArguments parse_embedding_bag_arguments(const std::vector<Tensor>& c
   bags.num_features = num_features;
   bags.batch_size = (offsets.numel() - 1) / num_features;
   bags.pooling_mode = static_cast<PoolingMode>(pooling_mode);
+  parsed.output_rows = bags.batch_size;
+  if (bags.pooling_mode == PoolingMode::kNone) {
+    check(!is_defined(per_sample_weights),
+          "per_sample_weights: expected None with pooling_mode 2 (none), got a tensor");
+    use_one_row_per_lookup(parsed);
+  }
 
   if (is_defined(per_sample_weights)) {
     const Tensor& weights = *per_sample_weights;
@@ -278,9 +300,9 @@ ElementType parse_output_type(const EmbeddingBagArguments& arguments, ScalarType
 }
 
 StridedMatrix parse_grad_output(const EmbeddingBagArguments& arguments, const Tensor& grad_output) {
-  check(grad_output.dim() == 2 && grad_output.size(0) == arguments.bags.batch_size &&
+  check(grad_output.dim() == 2 && grad_output.size(0) == arguments.output_rows &&
             grad_output.size(1) == arguments.total_columns,
-        "grad_output: expected shape [", arguments.bags.batch_size, ", ", arguments.total_columns,
+        "grad_output: expected shape [", arguments.output_rows, ", ", arguments.total_columns,
         "], got ", shape_text(grad_output));
   check_same_device(grad_output, arguments.cores[0], "grad_output");
   const ElementType type = element_type(grad_output, "grad_output");

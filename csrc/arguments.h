@@ -19,6 +19,7 @@ struct EmbeddingBagArguments {
   std::vector<TableShape> tables;
   std::vector<int64_t> first_core;  // of each table, in `cores`
   std::vector<FeatureColumns> features;
+  int64_t output_rows;    // batch size, or without pooling the number of lookups
   int64_t total_columns;  // of the output
   ElementType core_type;
   BagBatch bags;
@@ -42,7 +43,7 @@ EmbeddingBagArguments parse_embedding_bag_arguments(const std::vector<Tensor>& c
 // Checks the output type asked for: fp32, fp16 or bf16, or fp64 for fp64 cores.
 ElementType parse_output_type(const EmbeddingBagArguments& arguments, ScalarType output_dtype);
 
-// Checks grad_output [B, total_columns]; any strides.
+// Checks grad_output [output_rows, total_columns]; any strides.
 StridedMatrix parse_grad_output(const EmbeddingBagArguments& arguments, const Tensor& grad_output);
 
 // The optimizer states of one update; null where the optimizer has none.

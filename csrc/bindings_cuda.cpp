@@ -1,4 +1,4 @@
-// Registers the CUDA kernels of the flowtt operators; the schemas are in torchrec_flowtt/ops.
+// The CUDA kernels of the flowtt operators.
 //
 // Nothing here synchronises with the device or copies host memory to it, so every operator can be
 // captured in a CUDA graph. All device memory comes from torch's allocator.
@@ -7,13 +7,11 @@
 #include <algorithm>
 #include <numeric>
 #include <optional>
-#include <string>
 #include <vector>
 
-#include "arguments.h"
+#include "bindings.h"
 #include "cuda/launchers.h"
 #include "cuda_call.h"
-#include "stable_torch.h"
 #include "tiled_features.h"
 
 namespace flowtt {
@@ -62,11 +60,11 @@ TTFeature tt_feature(const EmbeddingBagArguments& arguments, int64_t feature,
                      const CoreGradients* gradients) {
   const FeatureColumns& columns = arguments.features[feature];
   TTFeature result{};
-  result.shape = arguments.tables[columns.table];
+  const TableShape& shape = arguments.tables[columns.table];
   result.output_column = columns.column;
   result.feature = static_cast<int32_t>(feature);
   result.table = columns.table;
-  for (int k = 0; k < result.shape.num_cores; ++k) {
+  for (int k = 0; k < shape.num_cores; ++k) {
     const int64_t core = arguments.first_core[columns.table] + k;
     result.cores[k] = arguments.core_data[core];
     if (gradients != nullptr) {
@@ -74,6 +72,7 @@ TTFeature tt_feature(const EmbeddingBagArguments& arguments, int64_t feature,
       result.touched[k] = gradients->touched_of_core[core];
     }
   }
+  cuda::describe_chain(arguments.core_type, shape, &result);
   return result;
 }
 
@@ -87,10 +86,12 @@ std::vector<int64_t> all_features(const EmbeddingBagArguments& arguments) {
 // takes.
 template <typename Launch>
 void for_each_feature_group(const CudaCall& call, const std::vector<int64_t>& features,
-                            const CoreGradients* gradients, Launch&& launch) {
+                            const CoreGradients* gradients, cuda::ChainKernel kernel,
+                            Launch&& launch) {
   const EmbeddingBagArguments& arguments = call.arguments();
   const int64_t num_features = static_cast<int64_t>(features.size());
-  if (arguments.bags.batch_size == 0) return;
+  const bool pools = arguments.bags.pooling_mode != PoolingMode::kNone;
+  if ((pools ? arguments.bags.batch_size : arguments.bags.nnz) == 0) return;
   for (int64_t first = 0; first < num_features; first += cuda::kFeaturesPerLaunch) {
     FeatureGroup group{};
     const int64_t end = std::min(num_features, first + cuda::kFeaturesPerLaunch);
@@ -98,7 +99,7 @@ void for_each_feature_group(const CudaCall& call, const std::vector<int64_t>& fe
       group.features[group.count++] = tt_feature(arguments, features[i], gradients);
     }
     ChainPlan plan{};
-    call.check(cuda::plan_chain(arguments.core_type, group, arguments.bags.batch_size, &plan));
+    call.check(cuda::plan_chain(arguments.core_type, kernel, arguments.bags, &group, &plan));
     std::optional<Tensor> scratch;
     if (plan.global_bytes > 0) scratch = call.empty(plan.global_bytes, ScalarType::Byte);
     call.check(launch(group, plan, scratch ? scratch->mutable_data_ptr() : nullptr));
@@ -133,7 +134,7 @@ void accumulate_core_gradients(const CudaCall& call, const StridedMatrix& grad_o
   const EmbeddingBagArguments& arguments = call.arguments();
   if (arguments.bags.nnz == 0) return;
   for_each_feature_group(
-      call, all_features(arguments), &gradients,
+      call, all_features(arguments), &gradients, cuda::ChainKernel::kGradients,
       [&](const FeatureGroup& group, const ChainPlan& plan, void* global_scratch) {
         return cuda::launch_tt_embedding_bag_backward(arguments.core_type, group, arguments.bags,
                                                       grad_output, plan, global_scratch,
@@ -141,111 +142,67 @@ void accumulate_core_gradients(const CudaCall& call, const StridedMatrix& grad_o
       });
 }
 
-Tensor tt_embedding_bag_cuda(std::vector<Tensor> cores, Tensor indices, Tensor offsets,
-                             std::optional<Tensor> per_sample_weights,
-                             std::vector<int64_t> cores_per_table,
-                             std::vector<int64_t> num_embeddings,
-                             std::vector<int64_t> feature_table_map, int64_t pooling_mode,
-                             ScalarType output_dtype, bool allow_tf32) {
-  const EmbeddingBagArguments arguments =
-      parse_embedding_bag_arguments(cores, indices, offsets, per_sample_weights, cores_per_table,
-                                    num_embeddings, feature_table_map, pooling_mode);
-  const ElementType output_type = parse_output_type(arguments, output_dtype);
-  const CudaCall call("tt_embedding_bag", arguments);
-  const std::vector<int64_t> size = {arguments.bags.batch_size, arguments.total_columns};
-  Tensor output = torch::stable::new_empty(cores[0], size, output_dtype);
-  const cuda::PooledOutput pooled{output.mutable_data_ptr(), output_type, arguments.total_columns};
-  const std::vector<int64_t> remaining = look_up_tiled_features(call, pooled, allow_tf32);
-  for_each_feature_group(
-      call, remaining, nullptr,
-      [&](const FeatureGroup& group, const ChainPlan& plan, void* global_scratch) {
-        return cuda::launch_tt_embedding_bag(arguments.core_type, group, arguments.bags, pooled,
-                                             plan, global_scratch, call.stream());
-      });
-  return output;
-}
-
-std::vector<Tensor> tt_embedding_bag_backward_cuda(Tensor grad_output, std::vector<Tensor> cores,
-                                                   Tensor indices, Tensor offsets,
-                                                   std::optional<Tensor> per_sample_weights,
-                                                   std::vector<int64_t> cores_per_table,
-                                                   std::vector<int64_t> num_embeddings,
-                                                   std::vector<int64_t> feature_table_map,
-                                                   int64_t pooling_mode) {
-  const EmbeddingBagArguments arguments =
-      parse_embedding_bag_arguments(cores, indices, offsets, per_sample_weights, cores_per_table,
-                                    num_embeddings, feature_table_map, pooling_mode);
-  const StridedMatrix grad = parse_grad_output(arguments, grad_output);
-  const CudaCall call("tt_embedding_bag_backward", arguments);
-  const CoreGradients gradients = zeroed_core_gradients(call, /*with_touched=*/false);
-  accumulate_core_gradients(call, grad, gradients);
-
-  std::vector<Tensor> core_grads;
-  std::vector<void*> data;
-  for (const Tensor& core : arguments.cores) {
-    core_grads.push_back(torch::stable::new_empty(core, core.sizes()));
-    data.push_back(core_grads.back().mutable_data_ptr());
+struct Cuda {
+  static void forward(const EmbeddingBagArguments& arguments, Tensor& output,
+                      ElementType output_type, bool allow_tf32, bool deterministic) {
+    const CudaCall call("tt_embedding_bag", arguments);
+    const cuda::PooledOutput pooled{output.mutable_data_ptr(), output_type,
+                                    arguments.total_columns};
+    const std::vector<int64_t> remaining =
+        look_up_tiled_features(call, pooled, allow_tf32, deterministic);
+    for_each_feature_group(
+        call, remaining, nullptr, cuda::ChainKernel::kRows,
+        [&](const FeatureGroup& group, const ChainPlan& plan, void* global_scratch) {
+          return cuda::launch_tt_embedding_bag(arguments.core_type, group, arguments.bags, pooled,
+                                               plan, global_scratch, call.stream());
+        });
   }
-  for_each_core_group(call, gradients, data, nullptr, [&](const CoreGroup& group) {
-    return cuda::launch_cast_core_gradients(arguments.core_type, group, call.stream());
-  });
-  return core_grads;
-}
 
-Tensor tt_embedding_bag_weights_grad_cuda(Tensor grad_output, std::vector<Tensor> cores,
-                                          Tensor indices, Tensor offsets,
-                                          std::optional<Tensor> per_sample_weights,
-                                          std::vector<int64_t> cores_per_table,
-                                          std::vector<int64_t> num_embeddings,
-                                          std::vector<int64_t> feature_table_map,
-                                          int64_t pooling_mode) {
-  const EmbeddingBagArguments arguments =
-      parse_embedding_bag_arguments(cores, indices, offsets, per_sample_weights, cores_per_table,
-                                    num_embeddings, feature_table_map, pooling_mode);
-  const StridedMatrix grad = parse_grad_output(arguments, grad_output);
-  const CudaCall call("tt_embedding_bag_weights_grad", arguments);
-  Tensor weights_grad = call.empty(arguments.bags.nnz, call.accumulation_dtype());
-  if (arguments.bags.nnz == 0) return weights_grad;
-  for_each_feature_group(
-      call, all_features(arguments), nullptr,
-      [&](const FeatureGroup& group, const ChainPlan& plan, void* global_scratch) {
-        return cuda::launch_tt_embedding_bag_weights_grad(
-            arguments.core_type, group, arguments.bags, grad, weights_grad.mutable_data_ptr(), plan,
-            global_scratch, call.stream());
-      });
-  return weights_grad;
-}
+  static std::vector<Tensor> backward(const EmbeddingBagArguments& arguments,
+                                      const StridedMatrix& grad) {
+    const CudaCall call("tt_embedding_bag_backward", arguments);
+    const CoreGradients gradients = zeroed_core_gradients(call, /*with_touched=*/false);
+    accumulate_core_gradients(call, grad, gradients);
 
-void tt_embedding_bag_backward_update_cuda(
-    Tensor grad_output, std::vector<Tensor> cores, std::vector<Tensor> momentum1,
-    std::vector<Tensor> momentum2, Tensor indices, Tensor offsets,
-    std::optional<Tensor> per_sample_weights, std::vector<int64_t> cores_per_table,
-    std::vector<int64_t> num_embeddings, std::vector<int64_t> feature_table_map,
-    int64_t pooling_mode, Tensor learning_rate, Tensor iter, std::string optimizer, double eps,
-    double beta1, double beta2, double weight_decay) {
-  const EmbeddingBagArguments arguments =
-      parse_embedding_bag_arguments(cores, indices, offsets, per_sample_weights, cores_per_table,
-                                    num_embeddings, feature_table_map, pooling_mode);
-  const StridedMatrix grad = parse_grad_output(arguments, grad_output);
-  const OptimizerStates states =
-      parse_optimizer_arguments(arguments, cores, momentum1, momentum2, learning_rate, iter,
-                                optimizer, eps, beta1, beta2, weight_decay);
-  if (arguments.bags.nnz == 0) return;
-  const CudaCall call("tt_embedding_bag_backward_update", arguments);
-  const CoreGradients gradients = zeroed_core_gradients(call, /*with_touched=*/true);
-  accumulate_core_gradients(call, grad, gradients);
-  for_each_core_group(call, gradients, arguments.core_data, &states, [&](const CoreGroup& group) {
-    return cuda::launch_optimizer_step(arguments.core_type, group, states.optimizer, call.stream());
-  });
-}
+    std::vector<Tensor> core_grads;
+    std::vector<void*> data;
+    for (const Tensor& core : arguments.cores) {
+      core_grads.push_back(torch::stable::new_empty(core, core.sizes()));
+      data.push_back(core_grads.back().mutable_data_ptr());
+    }
+    for_each_core_group(call, gradients, data, nullptr, [&](const CoreGroup& group) {
+      return cuda::launch_cast_core_gradients(arguments.core_type, group, call.stream());
+    });
+    return core_grads;
+  }
+
+  static void weights_grad(const EmbeddingBagArguments& arguments, const StridedMatrix& grad,
+                           Tensor& weights_grad) {
+    if (arguments.bags.nnz == 0) return;
+    const CudaCall call("tt_embedding_bag_weights_grad", arguments);
+    for_each_feature_group(
+        call, all_features(arguments), nullptr, cuda::ChainKernel::kGradients,
+        [&](const FeatureGroup& group, const ChainPlan& plan, void* global_scratch) {
+          return cuda::launch_tt_embedding_bag_weights_grad(
+              arguments.core_type, group, arguments.bags, grad, weights_grad.mutable_data_ptr(),
+              plan, global_scratch, call.stream());
+        });
+  }
+
+  static void backward_update(const EmbeddingBagArguments& arguments, const StridedMatrix& grad,
+                              const OptimizerStates& states) {
+    if (arguments.bags.nnz == 0) return;
+    const CudaCall call("tt_embedding_bag_backward_update", arguments);
+    const CoreGradients gradients = zeroed_core_gradients(call, /*with_touched=*/true);
+    accumulate_core_gradients(call, grad, gradients);
+    for_each_core_group(call, gradients, arguments.core_data, &states, [&](const CoreGroup& group) {
+      return cuda::launch_optimizer_step(arguments.core_type, group, states.optimizer,
+                                         call.stream());
+    });
+  }
+};
 
 }  // namespace
 }  // namespace flowtt
 
-STABLE_TORCH_LIBRARY_IMPL(flowtt, CUDA, m) {
-  m.impl("tt_embedding_bag", TORCH_BOX(&flowtt::tt_embedding_bag_cuda));
-  m.impl("tt_embedding_bag_backward", TORCH_BOX(&flowtt::tt_embedding_bag_backward_cuda));
-  m.impl("tt_embedding_bag_weights_grad", TORCH_BOX(&flowtt::tt_embedding_bag_weights_grad_cuda));
-  m.impl("tt_embedding_bag_backward_update",
-         TORCH_BOX(&flowtt::tt_embedding_bag_backward_update_cuda));
-}
+STABLE_TORCH_LIBRARY_IMPL(flowtt, CUDA, m) { flowtt::register_operators<flowtt::Cuda>(m); }

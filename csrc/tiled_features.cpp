@@ -63,15 +63,6 @@ uint32_t disabled_mechanisms() {
   return disabled;
 }
 
-// Whether results have to be equal, bit by bit, from run to run.
-bool is_deterministic() {
-  const char* value = std::getenv("FLOWTT_DETERMINISTIC");
-  const std::string choice = value == nullptr ? "" : value;
-  STD_TORCH_CHECK(choice.empty() || choice == "0" || choice == "1",
-                  "FLOWTT_DETERMINISTIC: expected 0 or 1, got '", choice, "'");
-  return choice == "1";
-}
-
 TiledFeature tiled_feature(const EmbeddingBagArguments& arguments,
                            const TiledCandidate& candidate) {
   const TableShape& shape = arguments.tables[candidate.table];
@@ -102,20 +93,23 @@ bool needs_three_products(ElementType core_type, ElementType output_type, bool a
 }  // namespace
 
 std::vector<int64_t> look_up_tiled_features(const CudaCall& call, const cuda::PooledOutput& output,
-                                            bool allow_tf32) {
+                                            bool allow_tf32, bool deterministic) {
   const EmbeddingBagArguments& arguments = call.arguments();
   const ForwardChoice choice = forward_choice();
   const uint32_t disabled = disabled_mechanisms();
-  const bool deterministic = is_deterministic();
-  const bool tiled_call = choice == ForwardChoice::kTiled ||
-                          (choice == ForwardChoice::kAuto && cuda::tiling_pays(arguments.bags.nnz));
+  const int64_t num_features = arguments.bags.num_features;
+  // From the sizes alone: the host does not know which feature has how many lookups.
+  const auto pays = [&](const TableShape& shape) {
+    if (choice != ForwardChoice::kAuto) return choice == ForwardChoice::kTiled;
+    return cuda::tiling_pays(arguments.bags.nnz / num_features, num_features, shape);
+  };
   std::vector<int64_t> remaining;
   std::vector<TiledCandidate> candidates;
   for (size_t feature = 0; feature < arguments.features.size(); ++feature) {
     const int32_t table = arguments.features[feature].table;
     Tiling tiling{};
-    if (tiled_call && arguments.bags.batch_size > 0 &&
-        cuda::find_tiling(arguments.core_type, arguments.bags.batch_size, arguments.tables[table],
+    if (arguments.output_rows > 0 && pays(arguments.tables[table]) &&
+        cuda::find_tiling(arguments.core_type, arguments.output_rows, arguments.tables[table],
                           &tiling)) {
       candidates.push_back({tiling, static_cast<int64_t>(feature), table});
     } else {
@@ -127,8 +121,8 @@ std::vector<int64_t> look_up_tiled_features(const CudaCall& call, const cuda::Po
                    [](const TiledCandidate& left, const TiledCandidate& right) {
                      const auto key = [](const TiledCandidate& candidate) {
                        const Tiling& tiling = candidate.tiling;
-                       return std::tuple(tiling.rank1, tiling.rank2, tiling.q3, tiling.exact,
-                                         candidate.table);
+                       return std::tuple(tiling.kind, tiling.rank1, tiling.rank2, tiling.q3,
+                                         tiling.exact, candidate.table);
                      };
                      return key(left) < key(right);
                    });

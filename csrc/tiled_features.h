@@ -14,8 +14,8 @@ namespace flowtt {
 // FLOWTT_CUDA_FORWARD in the environment chooses: "auto" (the default) leaves small batches to the
 // general kernel, "tiled" none, "general" everything. FLOWTT_CUDA_DISABLE switches off mechanisms
 // of the tiled kernels, a comma between them: fusion, grouping, folding, sharing, stealing,
-// checkpoints. FLOWTT_DETERMINISTIC=1 makes their results equal from run to run.
+// checkpoints. `deterministic`: results are equal, bit by bit, from run to run.
 std::vector<int64_t> look_up_tiled_features(const CudaCall& call, const cuda::PooledOutput& output,
-                                            bool allow_tf32);
+                                            bool allow_tf32, bool deterministic);
 
 }  // namespace flowtt

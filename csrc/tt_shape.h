@@ -31,7 +31,9 @@ struct FeatureColumns {
   int64_t column;
 };
 
-enum class PoolingMode : int32_t { kSum = 0, kMean = 1 };
+// kNone: no pooling. Each lookup is a bag of its own, the row of the output has its number, and all
+// features have the same column 0 and embedding_dim.
+enum class PoolingMode : int32_t { kSum = 0, kMean = 1, kNone = 2 };
 
 // Element types of cores, outputs and gradients. The accumulation type is double for kFloat64 and
 // float for the others.

@@ -6,5 +6,6 @@ compile() { uv pip compile --quiet --universal --upgrade --no-annotate --custom-
 compile --python-version 3.10 stack.in | grep -vE '^(torch|triton|fbgemm-gpu|fbgemm-gpu-cpu|cuda-[a-z]+|nvidia-[a-z0-9-]+)==' >stack.lock
 compile --python-version 3.10 lint.in -o lint.lock >/dev/null
 compile --python-version 3.10 docs.in -o docs.lock >/dev/null
+compile --python-version 3.10 plots.in -o plots.lock >/dev/null
 # torch-abi-audit needs Python 3.11.
 compile --python-version 3.11 audit.in -o audit.lock >/dev/null

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-SUM, MEAN = 0, 1
+SUM, MEAN, NONE = 0, 1, 2
 _LARGEST_DENSE_TABLE = 1 << 22  # entries; larger tables are reconstructed row by row
 
 
@@ -80,7 +80,7 @@ def split_tables(cores: Sequence[Tensor], cores_per_table: Sequence[int]) -> lis
 
 
 def embedding_bag(cores: Sequence[Tensor], bags: Bags, weights: Tensor | None = None) -> Tensor:
-    """``[B, sum_f D_f]`` in float64, differentiable in the cores and in ``weights``.
+    """``[B, sum_f D_f]``, or ``[nnz, D]`` without pooling, in float64, differentiable.
 
     Args:
         cores: any dtype.
@@ -97,6 +97,9 @@ def embedding_bag(cores: Sequence[Tensor], bags: Bags, weights: Tensor | None = 
         rows = table_rows(tables[table], bags.indices[lookups])
         if weights is not None:
             rows = rows * weights[lookups].double()[:, None]
+        if bags.pooling_mode == NONE:
+            outputs.append(rows)
+            continue
         lengths = offsets.diff()
         bag = torch.arange(bags.batch_size).repeat_interleave(lengths)
         output = torch.zeros(bags.batch_size, rows.shape[1], dtype=torch.float64)
@@ -104,7 +107,7 @@ def embedding_bag(cores: Sequence[Tensor], bags: Bags, weights: Tensor | None = 
         if bags.pooling_mode == MEAN:
             output = output / lengths.clamp(min=1)[:, None]
         outputs.append(output)
-    return torch.cat(outputs, dim=1)
+    return torch.cat(outputs, dim=0 if bags.pooling_mode == NONE else 1)
 
 
 @dataclasses.dataclass

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torchrec_flowtt.distributed import (
         FlowTTEmbeddingBagConfig as FlowTTEmbeddingBagConfig,
     )
+    from torchrec_flowtt.modules import FlowTTEmbedding as FlowTTEmbedding
     from torchrec_flowtt.modules import FlowTTEmbeddingBag as FlowTTEmbeddingBag
     from torchrec_flowtt.modules import (
         TableBatchedFlowTTEmbeddingBags as TableBatchedFlowTTEmbeddingBags,
@@ -40,6 +41,7 @@ _require_torch()
 
 _LAZY = {
     "TTSpec": "torchrec_flowtt.shapes",
+    "FlowTTEmbedding": "torchrec_flowtt.modules",
     "FlowTTEmbeddingBag": "torchrec_flowtt.modules",
     "TableBatchedFlowTTEmbeddingBags": "torchrec_flowtt.modules",
     "FlowTTEmbeddingBagConfig": "torchrec_flowtt.distributed",

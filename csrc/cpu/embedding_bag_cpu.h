@@ -22,7 +22,8 @@ struct EmbeddingBagCall {
   ParallelRunner threads;
 };
 
-// output: [batch_size, total_columns], row-major, fully written (zeros for empty bags).
+// output: [batch_size, total_columns], without pooling [nnz, total_columns]; row-major, fully
+// written (zeros for empty bags).
 void embedding_bag_forward(const EmbeddingBagCall& call, void* output, ElementType output_type,
                            int64_t total_columns);
 

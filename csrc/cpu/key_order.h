@@ -15,7 +15,7 @@
 
 #include <cstdint>
 
-#include "cpu/fast_division.h"
+#include "fast_division.h"
 #include "tt_shape.h"
 
 namespace flowtt {

@@ -23,7 +23,7 @@ int64_t first_bag_after(const BagBatch& bags, int64_t feature, int64_t begin, in
                         int64_t lookup) {
   while (begin < end) {
     const int64_t middle = begin + (end - begin) / 2;
-    if (offset_at(bags, feature * bags.batch_size + middle) <= lookup) {
+    if (bag_begin(bags, feature, middle) <= lookup) {
       begin = middle + 1;
     } else {
       end = middle;
@@ -77,7 +77,8 @@ EmptyBags check_offsets(const EmbeddingBagCall& call) {
             << offset_at(bags, last);
     throw std::invalid_argument(message.str());
   }
-  return some_empty.load() ? EmptyBags::kSome : EmptyBags::kNone;
+  const bool pools = bags.pooling_mode != PoolingMode::kNone;
+  return pools && some_empty.load() ? EmptyBags::kSome : EmptyBags::kNone;
 }
 
 ChunkPlanner::ChunkPlanner(const EmbeddingBagCall& call)
@@ -87,7 +88,7 @@ ChunkPlanner::ChunkPlanner(const EmbeddingBagCall& call)
     return call.features[a].table < call.features[b].table;
   });
   if (!features_.empty()) {
-    at_lookup_ = offset_at(call.bags, features_[0] * call.bags.batch_size);
+    at_lookup_ = bag_begin(call.bags, features_[0], 0);
   }
 }
 
@@ -107,7 +108,7 @@ bool ChunkPlanner::add_segment(LookupChunk& chunk, int64_t& free_elements) {
   const int64_t feature = features_[at_feature_];
   const int32_t table = call_.features[feature].table;
   const TableShape& shape = call_.tables[table];
-  const int64_t first_offset = feature * bags.batch_size;
+  const int64_t bags_of_feature = num_bags(bags, feature);
 
   const bool new_table = chunk.tables.empty() || chunk.tables.back().table != table;
   constexpr uint64_t kMaxKeys = std::numeric_limits<int64_t>::max();
@@ -129,8 +130,8 @@ bool ChunkPlanner::add_segment(LookupChunk& chunk, int64_t& free_elements) {
   segment.lookup_begin = at_lookup_;
   segment.first_position = chunk.num_lookups;
   segment.first_bag = chunk.num_bags;
-  segment.bag_end = std::min(bags.batch_size, at_bag_ + room);
-  segment.lookup_end = offset_at(bags, first_offset + segment.bag_end);
+  segment.bag_end = std::min(bags_of_feature, at_bag_ + room);
+  segment.lookup_end = bag_begin(bags, feature, segment.bag_end);
   if (segment.lookup_end - at_lookup_ > room) {
     segment.lookup_end = at_lookup_ + room;
     segment.bag_end =
@@ -151,15 +152,15 @@ bool ChunkPlanner::add_segment(LookupChunk& chunk, int64_t& free_elements) {
   }
 
   const bool cut_bag =
-      segment.bag_end > 0 && offset_at(bags, first_offset + segment.bag_end) > segment.lookup_end;
+      segment.bag_end > 0 && bag_begin(bags, feature, segment.bag_end) > segment.lookup_end;
   at_bag_ = cut_bag ? segment.bag_end - 1 : segment.bag_end;
   at_lookup_ = segment.lookup_end;
-  if (at_bag_ < bags.batch_size) {
+  if (at_bag_ < bags_of_feature) {
     return lookups == 0;  // only empty bags so far: go on
   }
   if (++at_feature_ < features_.size()) {
     at_bag_ = 0;
-    at_lookup_ = offset_at(bags, features_[at_feature_] * bags.batch_size);
+    at_lookup_ = bag_begin(bags, features_[at_feature_], 0);
   }
   return true;
 }

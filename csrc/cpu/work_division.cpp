@@ -24,14 +24,13 @@ BagShare bag_at_cost(const BagBatch& bags, const LookupChunk& chunk, int64_t cos
       chunk.segments.begin() + 1, chunk.segments.end(), cost,
       [](int64_t value, const BagSegment& s) { return value < s.first_position + s.first_bag; }));
   const int64_t in_segment = cost - segment->first_position - segment->first_bag;
-  const int64_t first = segment->feature * bags.batch_size;
   int64_t begin = segment->bag_begin;
   int64_t end = segment->bag_end;
   while (begin < end) {
     const int64_t middle = begin + (end - begin) / 2;
     const int64_t before =
-        std::max<int64_t>(0, offset_at(bags, first + middle) - segment->lookup_begin) + middle -
-        segment->bag_begin;
+        std::max<int64_t>(0, bag_begin(bags, segment->feature, middle) - segment->lookup_begin) +
+        middle - segment->bag_begin;
     if (before < in_segment) {
       begin = middle + 1;
     } else {

@@ -8,10 +8,8 @@
 // for k = d ... 2, and grad G_1[i_1] += w * U_1. The per-sample weight w enters only where a
 // gradient leaves the block. U_{k-1} overwrites P_{k-1}, which nothing reads again.
 
-#include "chain.cuh"
 #include "chain_launch.cuh"
 #include "grad_row.cuh"
-#include "lookup_checks.cuh"
 
 namespace flowtt::cuda {
 namespace {
@@ -19,66 +17,85 @@ namespace {
 template <typename acc_t>
 __device__ __forceinline__ acc_t* gradient_slice(const TTFeature& feature, const RowSlices& slices,
                                                  int k) {
-  return static_cast<acc_t*>(feature.core_gradients[k]) + slices.offset(feature, k);
+  return static_cast<acc_t*>(feature.core_gradients[k]) +
+         slices.digit[k] * feature.levels[k].slice_numel;
 }
+
+// U_k, (rows x columns) of a level: in the layout of P_k, or a contiguous row for the last core.
+template <typename acc_t>
+struct Upstream {
+  const acc_t* data;
+  int32_t stride;  // from one of its Q_k rows of `rank` elements to the next
+
+  // Where element (0, column) lies.
+  __device__ __forceinline__ int32_t offset(const ChainLevel& level, int32_t column) const {
+    return column + divide(static_cast<uint32_t>(column), level.by_rank) * (stride - level.rank);
+  }
+};
 
 // Adds w * prefix^T @ upstream, prefix (rows x inner), upstream (rows x columns), into `gradient`.
 template <typename acc_t>
 __device__ __forceinline__ void accumulate_core_gradient(acc_t* gradient, const acc_t* prefix,
-                                                         const acc_t* upstream, acc_t weight,
-                                                         int32_t rows, int32_t inner,
-                                                         int32_t columns) {
-  for (int32_t e = threadIdx.x; e < inner * columns; e += blockDim.x) {
-    const int32_t a = e / columns;
-    const int32_t c = e % columns;
+                                                         const Upstream<acc_t>& upstream,
+                                                         acc_t weight, const ChainLevel& level) {
+  const int32_t prefix_row = prefix_stride<acc_t>(level.inner);
+  const int32_t upstream_row = level.q * upstream.stride;
+  for (int32_t e = threadIdx.x; e < level.slice_numel; e += blockDim.x) {
+    const int32_t a = e / level.columns;
+    const acc_t* left = prefix + a;
+    const acc_t* right = upstream.data + upstream.offset(level, e - a * level.columns);
     acc_t sum = 0;
-    for (int32_t m = 0; m < rows; ++m) sum += prefix[m * inner + a] * upstream[m * columns + c];
+    for (int32_t m = 0; m < level.rows; ++m) sum += left[m * prefix_row] * right[m * upstream_row];
     atomicAdd(gradient + e, weight * sum);
   }
 }
 
 // prefix = upstream @ right^T, right (inner x columns) in global memory.
 template <typename core_t, typename acc_t>
-__device__ __forceinline__ void replace_by_gradient(acc_t* prefix, const acc_t* upstream,
-                                                    const core_t* right, int32_t rows,
-                                                    int32_t inner, int32_t columns) {
-  for (int32_t e = threadIdx.x; e < rows * inner; e += blockDim.x) {
-    const int32_t m = e / inner;
-    const int32_t a = e % inner;
+__device__ __forceinline__ void replace_by_gradient(acc_t* prefix, const Upstream<acc_t>& upstream,
+                                                    const core_t* right, const ChainLevel& level) {
+  const int32_t prefix_row = prefix_stride<acc_t>(level.inner);
+  for (int32_t e = threadIdx.x; e < level.rows * level.inner; e += blockDim.x) {
+    const int32_t m = e / level.inner;
+    const int32_t a = e - m * level.inner;
+    const core_t* slice_row = right + a * level.columns;
+    const acc_t* upstream_row = upstream.data + m * level.q * upstream.stride;
     acc_t sum = 0;
-    for (int32_t c = 0; c < columns; ++c) {
-      sum += upstream[m * columns + c] * to_accumulator<acc_t>(right[a * columns + c]);
+    for (int32_t j = 0; j < level.q; ++j) {
+      for (int32_t s = 0; s < level.rank; ++s) {
+        sum += upstream_row[j * upstream.stride + s] *
+               to_accumulator<acc_t>(slice_row[j * level.rank + s]);
+      }
     }
-    prefix[e] = sum;
+    prefix[m * prefix_row + a] = sum;
   }
 }
 
-// Walks from the last core to the first. `prefix` is P_{d-1}. Ends with a barrier.
+// Walks from the last core to the first. `prefix` is P_{d-1}. Begins and ends with a barrier.
 template <typename core_t, typename acc_t>
 __device__ __forceinline__ void backpropagate_row(const TTFeature& feature, const RowSlices& slices,
                                                   const acc_t* grad_row, acc_t* prefix,
                                                   acc_t weight) {
-  const acc_t* upstream = grad_row;
-  int32_t rows = row_elements(feature);
+  Upstream<acc_t> upstream{grad_row, 1};
+  __syncthreads();
 #pragma unroll
   for (int k = kMaxCores - 1; k > 0; --k) {
-    if (k >= feature.shape.num_cores) continue;
-    const auto [inner, q, columns] = level(feature, k);
-    rows /= q;
+    if (k >= feature.num_cores) continue;
+    const ChainLevel& level = feature.levels[k];
+    const core_t* slice =
+        static_cast<const core_t*>(feature.cores[k]) + slices.digit[k] * level.slice_numel;
     accumulate_core_gradient(gradient_slice<acc_t>(feature, slices, k), prefix, upstream, weight,
-                             rows, inner, columns);
+                             level);
     __syncthreads();
-    replace_by_gradient(prefix, upstream, slice<core_t>(feature, slices, k), rows, inner, columns);
+    replace_by_gradient(prefix, upstream, slice, level);
     __syncthreads();
-    upstream = prefix;
-    if (k > 1) {
-      const Level below = level(feature, k - 1);
-      prefix -= rows / below.q * below.inner;
-    }
+    upstream = {prefix, feature.levels[k - 1].stride};
+    if (k > 1) prefix -= feature.levels[k - 2].prefix_elements;
   }
+  const ChainLevel& first = feature.levels[0];
   acc_t* gradient = gradient_slice<acc_t>(feature, slices, 0);
-  for (int32_t e = threadIdx.x; e < level(feature, 0).columns; e += blockDim.x) {
-    atomicAdd(gradient + e, weight * upstream[e]);
+  for (int32_t e = threadIdx.x; e < first.columns; e += blockDim.x) {
+    atomicAdd(gradient + e, weight * upstream.data[upstream.offset(first, e)]);
   }
   __syncthreads();
 }
@@ -87,37 +104,30 @@ __device__ __forceinline__ void backpropagate_row(const TTFeature& feature, cons
 __device__ __forceinline__ void mark_touched(const TTFeature& feature, const RowSlices& slices) {
 #pragma unroll
   for (int k = 0; k < kMaxCores; ++k) {
-    if (k < feature.shape.num_cores && feature.touched[k] != nullptr && threadIdx.x == k) {
+    if (k < feature.num_cores && feature.touched[k] != nullptr && threadIdx.x == k) {
       feature.touched[k][slices.digit[k]] = 1;
     }
   }
 }
 
-template <typename core_t>
-__global__ void __launch_bounds__(kMaxBlockThreads)
+template <typename core_t, ScratchPlace kPlace>
+__global__ void __launch_bounds__(kMaxBlockThreads,
+                                  kChainThreadsPerMultiprocessor / kMaxBlockThreads)
     tt_embedding_bag_backward_kernel(const __grid_constant__ FeatureGroup group,
                                      const __grid_constant__ BagBatch batch,
                                      const __grid_constant__ StridedMatrix grad_output,
                                      const __grid_constant__ ChainScratch chain_scratch) {
   using acc_t = accumulator_t<core_t>;
-  const BlockScratch<acc_t> scratch = block_scratch<acc_t>(chain_scratch);
+  const BlockScratch<acc_t> scratch = block_scratch<acc_t, kPlace>(chain_scratch);
 
-  const int64_t num_bags = group.count * batch.batch_size;
-  for (int64_t bag = blockIdx.x; bag < num_bags; bag += gridDim.x) {
-    const TTFeature& feature = group.features[bag / batch.batch_size];
-    const int64_t sample = bag % batch.batch_size;
-    const BagRange range = load_bag(batch, feature, sample);
-    if (range.length() == 0) continue;
-    load_grad_row(batch, feature, grad_output, sample, range, scratch.row);
-
-    for (int64_t position = range.begin; position < range.end; ++position) {
-      const RowSlices slices = locate_slices(feature, load_row_id(batch, feature, position));
-      const acc_t weight = load_sample_weight<acc_t>(batch, position);
-      mark_touched(feature, slices);
-      const acc_t* prefix = expand_prefixes<core_t>(feature, slices, scratch.prefixes);
-      backpropagate_row<core_t>(feature, slices, scratch.row, const_cast<acc_t*>(prefix), weight);
-    }
-  }
+  for_each_lookup(group, batch, grad_output, scratch,
+                  [&](const TTFeature& feature, int64_t row_id, int64_t position) {
+                    const RowSlices slices = locate_slices(feature, row_id);
+                    mark_touched(feature, slices);
+                    acc_t* prefix = expand_prefixes<core_t>(feature, row_id, scratch.prefixes);
+                    backpropagate_row<core_t>(feature, slices, scratch.row, prefix,
+                                              load_sample_weight<acc_t>(batch, position));
+                  });
 }
 
 }  // namespace
@@ -128,8 +138,10 @@ cudaError_t launch_tt_embedding_bag_backward(ElementType core_type, const Featur
                                              const ChainPlan& plan, void* global_scratch,
                                              cudaStream_t stream) {
   return dispatch_core_type(core_type, [&]<typename core_t>() {
-    return launch_chain_kernel(tt_embedding_bag_backward_kernel<core_t>, plan, global_scratch,
-                               stream, group, batch, grad_output);
+    const auto kernel = plan.global_bytes == 0
+                            ? tt_embedding_bag_backward_kernel<core_t, ScratchPlace::kShared>
+                            : tt_embedding_bag_backward_kernel<core_t, ScratchPlace::kGlobal>;
+    return launch_chain_kernel(kernel, plan, global_scratch, stream, group, batch, grad_output);
   });
 }
 

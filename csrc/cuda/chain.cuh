@@ -6,16 +6,18 @@
 //     P_k as (Q_{k-1} x q_k r_k)  =  P_{k-1} (Q_{k-1} x r_{k-1})  @  G_k[i_k] (r_{k-1} x q_k r_k),
 //
 // with Q_{k-1} = q_1 ... q_{k-1}, so no level ever needs a transposition. P_1 ... P_{d-1} lie one
-// after the other in the block's scratch; P_d is the row itself and is never stored.
+// after the other in the block's scratch, laid out as in chain_layout.h; P_d is the row itself and
+// never leaves the registers of its threads. level_product.cuh has the products.
 
 #pragma once
 
+#include "chain_layout.h"
 #include "float_types.cuh"
+#include "level_product.cuh"
 
 namespace flowtt::cuda {
 
 constexpr int kWarpSize = 32;
-constexpr int kMaxBlockThreads = 256;
 
 // Slots at the head of the scratch for sums over the block.
 constexpr int kReductionSlots = kMaxBlockThreads / kWarpSize;
@@ -30,119 +32,143 @@ struct BlockScratch {
   acc_t* prefixes;
 };
 
-template <typename acc_t>
+// Where the scratch lies is fixed at compile time: accesses to shared memory are then known as
+// such.
+template <typename acc_t, ScratchPlace kPlace>
 __device__ __forceinline__ BlockScratch<acc_t> block_scratch(const ChainScratch& scratch) {
   extern __shared__ __align__(16) unsigned char dynamic_shared_memory[];
-  acc_t* base = scratch.global == nullptr
-                    ? reinterpret_cast<acc_t*>(dynamic_shared_memory)
-                    : static_cast<acc_t*>(scratch.global) + blockIdx.x * scratch.elements_per_block;
+  acc_t* base;
+  if constexpr (kPlace == ScratchPlace::kShared) {
+    base = reinterpret_cast<acc_t*>(dynamic_shared_memory);
+  } else {
+    base = static_cast<acc_t*>(scratch.global) +
+           (blockIdx.y * static_cast<int64_t>(gridDim.x) + blockIdx.x) * scratch.elements_per_block;
+  }
   return {base, base + kReductionSlots, base + kReductionSlots + scratch.row_elements};
 }
 
-// One level of a chain as the product (rows x inner) @ (inner x columns): core k's slice is
-// (inner x columns), columns = q_k r_k. 32 bits are enough: plan_chain refuses larger levels.
-struct Level {
-  int32_t inner;
-  int32_t q;
-  int32_t columns;
-};
-
-__device__ __forceinline__ Level level(const TTFeature& feature, int k) {
-  const int32_t q = static_cast<int32_t>(feature.shape.q[k]);
-  return {static_cast<int32_t>(feature.shape.r[k]), q,
-          q * static_cast<int32_t>(feature.shape.r[k + 1])};
-}
-
-__device__ __forceinline__ int32_t row_elements(const TTFeature& feature) {
-  return static_cast<int32_t>(feature.shape.embedding_dim);
-}
-
-// Where the slices of one row start. The loops over cores are unrolled with an early exit, so that
-// the array is only ever indexed by constants and stays in registers.
+// The digits of one row's id, i_1 most significant. The loops over cores are unrolled with an early
+// exit, so that the array is only ever indexed by constants and stays in registers.
 struct RowSlices {
   int64_t digit[kMaxCores];
-
-  __device__ __forceinline__ int64_t offset(const TTFeature& feature, int k) const {
-    return digit[k] * feature.shape.slice_numel(k);
-  }
 };
 
-// Mixed-radix digits of a row id, i_1 most significant.
 __device__ __forceinline__ RowSlices locate_slices(const TTFeature& feature, int64_t row_id) {
   RowSlices slices;
+  uint64_t rest = static_cast<uint64_t>(row_id);
 #pragma unroll
-  for (int k = kMaxCores - 1; k >= 0; --k) {
+  for (int k = 0; k < kMaxCores; ++k) {
     slices.digit[k] = 0;
-    if (k < feature.shape.num_cores) {
-      slices.digit[k] = row_id % feature.shape.p[k];
-      row_id /= feature.shape.p[k];
+    if (k < feature.num_cores) {
+      const FastDivisor& row_ids = feature.levels[k].row_ids;
+      slices.digit[k] = static_cast<int64_t>(divide(rest, row_ids));
+      rest -= slices.digit[k] * row_ids.divisor;
     }
   }
   return slices;
 }
 
+// Walks down a chain: the next digit of the id, and the slice it selects.
 template <typename core_t>
-__device__ __forceinline__ const core_t* slice(const TTFeature& feature, const RowSlices& slices,
-                                               int k) {
-  return static_cast<const core_t*>(feature.cores[k]) + slices.offset(feature, k);
-}
+struct SliceCursor {
+  const TTFeature& feature;
+  uint64_t rest;
 
-// One element of left (rows x inner) @ right (inner x columns), `right` in global memory.
-template <typename core_t, typename acc_t>
-__device__ __forceinline__ acc_t product_element(const acc_t* left, const core_t* right,
-                                                 int32_t row, int32_t column, int32_t inner,
-                                                 int32_t columns) {
-  acc_t sum = 0;
-  for (int32_t a = 0; a < inner; ++a) {
-    sum += left[row * inner + a] * to_accumulator<acc_t>(right[a * columns + column]);
+  __device__ __forceinline__ const core_t* next(int k) {
+    const ChainLevel& level = feature.levels[k];
+    const uint64_t digit = divide(rest, level.row_ids);
+    rest -= digit * level.row_ids.divisor;
+    return static_cast<const core_t*>(feature.cores[k]) + digit * level.slice_numel;
   }
-  return sum;
-}
+};
 
-// Fills P_1 ... P_{d-1} and returns P_{d-1}. Ends with a barrier. The caller puts a barrier
-// between its last read of the prefixes and the next call.
+// P_1, the first core's slice, on its way to the scratch: mostly one vector a thread, which is
+// stored only once the loads of the next level are under way too.
 template <typename core_t, typename acc_t>
-__device__ __forceinline__ const acc_t* expand_prefixes(const TTFeature& feature,
-                                                        const RowSlices& slices, acc_t* prefixes) {
-  const core_t* first = slice<core_t>(feature, slices, 0);
-  const int32_t first_numel = level(feature, 0).columns;
-  for (int32_t e = threadIdx.x; e < first_numel; e += blockDim.x) {
-    prefixes[e] = to_accumulator<acc_t>(first[e]);
-  }
-  __syncthreads();
+struct FirstPrefix {
+  static constexpr int kVector = kVectorBytes / sizeof(acc_t);
+  const ChainLevel& level;
+  acc_t* prefix;
+  SliceVector<core_t, kVector> words;
 
-  const acc_t* previous = prefixes;
-  int32_t rows = level(feature, 0).q;
-#pragma unroll
-  for (int k = 1; k < kMaxCores - 1; ++k) {
-    if (k >= feature.shape.num_cores - 1) break;
-    const auto [inner, q, columns] = level(feature, k);
-    const core_t* right = slice<core_t>(feature, slices, k);
-    acc_t* product = const_cast<acc_t*>(previous) + rows * inner;
-    for (int32_t e = threadIdx.x; e < rows * columns; e += blockDim.x) {
-      product[e] = product_element(previous, right, e / columns, e % columns, inner, columns);
+  __device__ __forceinline__ int32_t element() const { return threadIdx.x * kVector; }
+  __device__ __forceinline__ bool fits() const {
+    return level.by_vectors && level.columns <= static_cast<int32_t>(blockDim.x) * kVector;
+  }
+  __device__ __forceinline__ void load(const core_t* slice) {
+    if (fits()) {
+      words.load(slice + element(), element() < level.columns);
+      return;
     }
-    __syncthreads();
-    previous = product;
-    rows *= q;
-  }
-  return previous;
-}
-
-// Calls consume(column, value) for every element of the row, given P_{d-1}.
-template <typename core_t, typename acc_t, typename Consume>
-__device__ __forceinline__ void for_each_row_element(const TTFeature& feature,
-                                                     const RowSlices& slices, const acc_t* prefix,
-                                                     Consume&& consume) {
-#pragma unroll
-  for (int k = 1; k < kMaxCores; ++k) {
-    if (k != feature.shape.num_cores - 1) continue;
-    const auto [inner, q, columns] = level(feature, k);
-    const core_t* right = slice<core_t>(feature, slices, k);
-    for (int32_t e = threadIdx.x; e < row_elements(feature); e += blockDim.x) {
-      consume(e, product_element(prefix, right, e / columns, e % columns, inner, columns));
+#pragma unroll 1
+    for (int32_t e = threadIdx.x; e < level.columns; e += blockDim.x) {
+      write_prefix(level, prefix,
+                   ProductVector<acc_t, 1>{0, e, {to_accumulator<acc_t>(__ldg(slice + e))}});
     }
   }
+  __device__ __forceinline__ void store() const {
+    if (!fits() || element() >= level.columns) return;
+    ProductVector<acc_t, kVector> vector{0, element(), {}};
+    words.unpack(vector.values);
+    write_prefix(level, prefix, vector);
+  }
+};
+
+// Forms P_1 ... P_{end-1} (end = d + 1: and the row) and returns the last of them that is in the
+// scratch. Elements of the row are handed to `consume` (see level_product); which thread gets which
+// elements depends on the feature alone. No barrier at the end, neither for the reader of the
+// returned prefix nor for the next call, which writes over it.
+template <typename core_t, TileColumns kTiles, typename acc_t, typename Consume>
+__device__ __forceinline__ acc_t* expand_chain(const TTFeature& feature, int64_t row_id, int end,
+                                               acc_t* prefixes, Consume&& consume) {
+  SliceCursor<core_t> slices{feature, static_cast<uint64_t>(row_id)};
+  FirstPrefix<core_t, acc_t> first{feature.levels[0], prefixes, {}};
+  first.load(slices.next(0));
+  acc_t* left = prefixes;
+  if (end == 2) first.store();
+  // One body for all levels: unrolled, the code would not stay in the instruction cache.
+#pragma unroll 1
+  for (int k = 1; k < end - 1; ++k) {
+    const ChainLevel& level = feature.levels[k];
+    const ChainLevel& above = feature.levels[k - 1];
+    const bool is_row = k == feature.num_cores - 1;
+    acc_t* const prefix = left + above.prefix_elements;
+    level_product<kTiles, core_t>(
+        level, left, above.stride, slices.next(k),
+        [&] {
+          if (k == 1) first.store();
+        },
+        [&](const auto& vector) {
+          if (is_row) {
+            consume(vector);
+          } else {
+            write_prefix(level, prefix, vector);
+          }
+        });
+    if (is_row) break;
+    left = prefix;
+  }
+  return left;
+}
+
+struct ConsumeNothing {
+  template <typename Vector>
+  __device__ __forceinline__ void operator()(const Vector&) const {}
+};
+
+// P_1 ... P_{d-1} only.
+template <typename core_t, typename acc_t>
+__device__ __forceinline__ acc_t* expand_prefixes(const TTFeature& feature, int64_t row_id,
+                                                  acc_t* prefixes) {
+  return expand_chain<core_t, TileColumns::kVectorOrOne>(feature, row_id, feature.num_cores,
+                                                         prefixes, ConsumeNothing{});
+}
+
+// The row, element by element.
+template <typename core_t, TileColumns kTiles, typename acc_t, typename Consume>
+__device__ __forceinline__ void expand_row(const TTFeature& feature, int64_t row_id,
+                                           acc_t* prefixes, Consume&& consume) {
+  expand_chain<core_t, kTiles>(feature, row_id, feature.num_cores + 1, prefixes, consume);
 }
 
 // Sum over the block, valid in thread 0. Begins and ends with the threads in any order; the caller

@@ -92,6 +92,39 @@ __device__ __forceinline__ void store_element(void* data, ElementType type, int6
   }
 }
 
+// Elements i ... i + kCount - 1, in one store where their address allows it.
+template <typename acc_t, int kCount>
+__device__ __forceinline__ void store_elements(void* data, ElementType type, int64_t i,
+                                               const acc_t (&values)[kCount]) {
+  const auto store = [&]<typename storage_t>(storage_t* target) {
+    struct alignas(kCount * sizeof(storage_t)) Vector {
+      storage_t elements[kCount];
+    };
+    Vector vector;
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) vector.elements[k] = from_accumulator<storage_t>(values[k]);
+    if (reinterpret_cast<uintptr_t>(target) % sizeof(Vector) == 0) {
+      *reinterpret_cast<Vector*>(target) = vector;
+      return;
+    }
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) target[k] = vector.elements[k];
+  };
+  switch (type) {
+    case ElementType::kFloat16:
+      store(static_cast<__half*>(data) + i);
+      break;
+    case ElementType::kBFloat16:
+      store(static_cast<__nv_bfloat16*>(data) + i);
+      break;
+    case ElementType::kFloat64:
+      store(static_cast<double*>(data) + i);
+      break;
+    default:
+      store(static_cast<float*>(data) + i);
+  }
+}
+
 // Calls launch.template operator()<core_t>() for the type of the cores.
 template <typename Launch>
 cudaError_t dispatch_core_type(ElementType core_type, Launch&& launch) {

@@ -18,20 +18,28 @@ namespace flowtt::cuda {
 inline constexpr int64_t kMaxLevelElements = int64_t{1} << 30;
 bool has_32_bit_levels(const TableShape& shape);
 
+// Fills in what a feature's shape says; feature->cores is set. has_32_bit_levels(shape).
+void describe_chain(ElementType core_type, const TableShape& shape, TTFeature* feature);
+
 // Launch shape of a chain kernel over one feature group.
 struct ChainPlan {
   int block_threads;
-  int64_t grid_blocks;
+  bool is_small_batch;  // tiles of one column
+  int features;         // that the blocks are divided over
+  int64_t blocks_per_feature;
   int64_t elements_per_block;  // accumulators of scratch a block needs
-  int64_t row_elements;
-  size_t shared_bytes;  // dynamic shared memory, 0 when the scratch is global
-  size_t global_bytes;  // global scratch the caller provides, 0 when it is shared
+  int64_t row_elements;        // of a row, rounded up to whole vectors
+  size_t shared_bytes;         // dynamic shared memory, 0 when the scratch is global
+  size_t global_bytes;         // global scratch the caller provides, 0 when it is shared
 };
 
-// Chooses the launch shape for the current device; batch_size > 0. The three chain kernels share
-// it. cudaErrorInvalidValue unless has_32_bit_levels for every table.
-cudaError_t plan_chain(ElementType core_type, const FeatureGroup& group, int64_t batch_size,
-                       ChainPlan* plan);
+// The forward kernel forms rows; the gradient kernels take them apart.
+enum class ChainKernel { kRows, kGradients };
+
+// Chooses the launch shape for the current device, and the tiles of the group's products. There
+// must be bags, without pooling lookups.
+cudaError_t plan_chain(ElementType core_type, ChainKernel kernel, const BagBatch& batch,
+                       FeatureGroup* group, ChainPlan* plan);
 
 // Writes every element of `output` that belongs to the group's features.
 cudaError_t launch_tt_embedding_bag(ElementType core_type, const FeatureGroup& group,

@@ -19,8 +19,8 @@ struct BagRange {
 };
 
 // The barrier keeps the other threads from trapping before the first one has printed.
-inline __device__ __noinline__ void trap_on_bad_offsets(const TTFeature& feature, int64_t sample,
-                                                        BagRange range, int64_t nnz) {
+inline __device__ __noinline__ void trap_on_bad_bag(const TTFeature& feature, int64_t sample,
+                                                    BagRange range, int64_t nnz) {
   if (threadIdx.x == 0) {
     printf(
         "flowtt: offsets of feature %d (table %d), bag %lld: [%lld, %lld) is not a range of the "
@@ -33,6 +33,20 @@ inline __device__ __noinline__ void trap_on_bad_offsets(const TTFeature& feature
   __trap();
 }
 
+inline __device__ __noinline__ void trap_on_bad_feature(const TTFeature& feature, BagRange range,
+                                                        int64_t nnz) {
+  if (threadIdx.x == 0) {
+    printf(
+        "flowtt: offsets of feature %d (table %d): its bags are [%lld, %lld), which is not a range "
+        "of the %lld indices; offsets must start at 0, not decrease, and end at the number of "
+        "indices\n",
+        feature.feature, feature.table, static_cast<long long>(range.begin),
+        static_cast<long long>(range.end), static_cast<long long>(nnz));
+  }
+  __syncthreads();
+  __trap();
+}
+
 inline __device__ __noinline__ void trap_on_bad_index(const TTFeature& feature, int64_t position,
                                                       int64_t index) {
   if (threadIdx.x == 0) {
@@ -40,34 +54,24 @@ inline __device__ __noinline__ void trap_on_bad_index(const TTFeature& feature, 
         "flowtt: index out of range: feature %d (table %d), indices[%lld] = %lld, expected "
         "0 <= index < num_embeddings = %lld\n",
         feature.feature, feature.table, static_cast<long long>(position),
-        static_cast<long long>(index), static_cast<long long>(feature.shape.num_embeddings));
+        static_cast<long long>(index), static_cast<long long>(feature.num_embeddings));
   }
   __syncthreads();
   __trap();
 }
 
-__device__ __forceinline__ BagRange load_bag(const BagBatch& batch, const TTFeature& feature,
-                                             int64_t sample) {
-  const int64_t bag = feature.feature * batch.batch_size + sample;
-  const int64_t num_bags = batch.num_features * batch.batch_size;
-  const BagRange range{load_index(batch.offsets, batch.offsets_are_int64, bag),
-                       load_index(batch.offsets, batch.offsets_are_int64, bag + 1)};
-  const bool ordered = 0 <= range.begin && range.begin <= range.end;
-  const bool covers_all =
-      (bag > 0 || range.begin == 0) && (bag + 1 < num_bags || range.end == batch.nnz);
-  if (!ordered || range.end > batch.nnz || !covers_all) {
-    trap_on_bad_offsets(feature, sample, range, batch.nnz);
-  }
-  return range;
+// Whether bags [first_bag, end_bag) of the call may have this range.
+__device__ __forceinline__ bool is_range_of_bags(const BagBatch& batch, BagRange range,
+                                                 int64_t first_bag, int64_t end_bag) {
+  const bool ordered = 0 <= range.begin && range.begin <= range.end && range.end <= batch.nnz;
+  return ordered && (first_bag > 0 || range.begin == 0) &&
+         (end_bag < batch.num_features * batch.batch_size || range.end == batch.nnz);
 }
 
-__device__ __forceinline__ int64_t load_row_id(const BagBatch& batch, const TTFeature& feature,
-                                               int64_t position) {
-  const int64_t index = load_index(batch.indices, batch.indices_are_int64, position);
-  if (index < 0 || index >= feature.shape.num_embeddings) {
-    trap_on_bad_index(feature, position, index);
-  }
-  return index;
+__device__ __forceinline__ BagRange load_bags(const BagBatch& batch, int64_t first_bag,
+                                              int64_t end_bag) {
+  return {load_index(batch.offsets, batch.offsets_are_int64, first_bag),
+          load_index(batch.offsets, batch.offsets_are_int64, end_bag)};
 }
 
 template <typename acc_t>

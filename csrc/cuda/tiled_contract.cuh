@@ -80,14 +80,16 @@ __device__ __forceinline__ void contract_window(const Tile& tile, uint32_t plan,
     } else if ((own_place & kFirstOfPrefix) != 0) {
       Chain::load_prefix(prefix, read_tile, own_place >> 16);
     }
-    const uint2 tail = load_shared_pair(row_address + offsetof(PlannedRow, target));
+    const uint2 target = load_shared_pair(row_address + offsetof(PlannedRow, target));
+    const uint32_t factor = load_shared_word(row_address + offsetof(PlannedRow, factor));
     row_address += sizeof(PlannedRow);
     const uint2 next = load_shared_pair(row_address + (kRowsAhead - 1) * sizeof(PlannedRow));
     float columns[4];
     Chain::compute_row(columns, prefix, third);
     Chain::load_third(third, workspace, next.x + third_lane);
     place = next.y;
-    emitter.emit(columns, own_place, tail.x, tail.y);
+    emitter.emit(columns, own_place, static_cast<uint64_t>(target.y) << 32 | target.x,
+                 __uint_as_float(factor));
     return (own_place & kLastRow) != 0;
   };
   // Each place of the unrolled loop has registers of its own for what is on its way.

@@ -16,8 +16,7 @@ constexpr int64_t kMaxLookupsPerRange = int64_t{1} << 20;
 constexpr int64_t kMaxBufferedLookupsPerRange = int64_t{3} << 18;  // they take more memory
 constexpr int64_t kMaxSumsBytes = int64_t{8} << 20;
 constexpr int64_t kMinRowBytes = int64_t{4} << 20;
-constexpr int64_t kRowBytesPerLookup = 48;
-constexpr int64_t kMaxRowBytes = int64_t{24} << 20;
+constexpr int64_t kMaxRowBytes = int64_t{40} << 20;
 constexpr int64_t kMaxDeterministicRowBytes = int64_t{40} << 20;
 
 int64_t ceil_div(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
@@ -94,7 +93,10 @@ void plan_rows(const BagBatch& batch, TiledPlan* plan) {
   plan->row_slots = 0;
   plan->buffered_sharers = 1;
   const int64_t bags = batch.num_features * batch.batch_size;
-  const bool buffers = batch.nnz > 0 && (plan->deterministic || batch.nnz > bags + bags / 4);
+  // Without pooling every lookup is a bag of one, whose row is stored.
+  const bool pools = batch.pooling_mode != PoolingMode::kNone;
+  const bool buffers =
+      pools && batch.nnz > 0 && (plan->deterministic || batch.nnz > bags + bags / 4);
   int64_t most = buffers ? kMaxBufferedLookupsPerRange : kMaxLookupsPerRange;
   if (plan->deterministic) {
     most = std::min(most, std::max<int64_t>(kMaxDeterministicRowBytes / row_bytes(*plan), 1));
@@ -102,18 +104,19 @@ void plan_rows(const BagBatch& batch, TiledPlan* plan) {
   const int64_t ranges = std::max<int64_t>(ceil_div(batch.nnz, most), 1);
   plan->lookups_per_range = ceil_div(batch.nnz, ranges);
   if (buffers) {
+    // Of fp32 rows there is room for few, so only those that lookups share are worth it.
+    const int64_t bytes_per_lookup = plan->three_products ? 48 : 64;
     const int64_t bytes =
-        std::clamp(plan->lookups_per_range * kRowBytesPerLookup, kMinRowBytes, kMaxRowBytes);
+        std::clamp(plan->lookups_per_range * bytes_per_lookup, kMinRowBytes, kMaxRowBytes);
     plan->row_slots = plan->lookups_per_range;
     if (!plan->deterministic && bytes / row_bytes(*plan) < plan->row_slots) {
-      // Rows of a single lookup are as well added at once.
       plan->rows_per_block = static_cast<int32_t>(
           std::max<int64_t>(bytes / row_bytes(*plan) / plan->multiprocessors, 1));
       plan->row_slots = int64_t{plan->rows_per_block} * plan->multiprocessors;
-      plan->buffered_sharers = 2;
+      plan->buffered_sharers = plan->three_products ? 2 : 1;
     }
   }
-  plan->adds_to_sums = !buffers || plan->rows_per_block > 0 || ranges > 1;
+  plan->adds_to_sums = pools && (!buffers || plan->rows_per_block > 0 || ranges > 1);
 }
 
 void plan_bins(TiledFeature* feature) {
@@ -136,8 +139,10 @@ void plan_packing(TiledPlan* plan) {
   for (int32_t f = 0; f < plan->group.count; ++f) {
     TiledFeature& feature = plan->group.features[f];
     feature.first_pack_block = plan->group.pack_blocks;
+    set_three_cores(&feature);
     for (int k = 0; k < feature.num_cores; ++k) {
-      feature.slice_halves[k] = static_cast<uint32_t>(packed_slice_halves(plan->tiling, k));
+      feature.slice_halves[k] =
+          static_cast<uint32_t>(packed_slice_halves(plan->tiling, feature, k));
       uint8_t& shift = feature.reciprocal_shifts[k];
       while (int64_t{1} << shift < feature.p[k]) ++shift;
       feature.reciprocals[k] =

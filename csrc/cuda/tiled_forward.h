@@ -9,9 +9,16 @@
 
 namespace flowtt::cuda {
 
+enum class TilingKind : int32_t {
+  kTiled,    // three cores, tiled_contract.cuh
+  kWide,     // three or four cores, wide_contract.cuh
+  kTwoCore,  // two_core_contract.cuh
+};
+
 // The kernel a table takes: its ranks and q3, padded. Features of one call with equal tilings share
 // their launches.
 struct Tiling {
+  TilingKind kind;
   int32_t rank1;
   int32_t rank2;
   int32_t q3;
@@ -20,11 +27,12 @@ struct Tiling {
 };
 
 // False where the general kernel has to do it. From the sizes alone.
-bool find_tiling(ElementType core_type, int64_t batch_size, const TableShape& shape,
+bool find_tiling(ElementType core_type, int64_t output_rows, const TableShape& shape,
                  Tiling* tiling);
 
-// Whether a call of this many lookups is worth two launches and the packing of the cores.
-bool tiling_pays(int64_t nnz);
+// Whether a table that is looked up this many times on average is worth the launches and the
+// packing of its cores. `features`: of the call, which share the launches.
+bool tiling_pays(int64_t lookups, int64_t features, const TableShape& shape);
 
 struct TiledPlan {
   // Set by the caller. Of the features: cores, num_embeddings, output_column, p, q, r, num_cores,

@@ -151,6 +151,7 @@ __device__ __forceinline__ bool confirm_bags(const GroupingScratch& scratch, con
 // the chunk's bags if not. Called by all threads; has barriers.
 __device__ __forceinline__ bool find_bags(GroupingScratch& scratch, const TiledGroup& group,
                                           const BagBatch& batch, const TiledRange& range) {
+  if (batch.pooling_mode == PoolingMode::kNone) return true;
   const SortedChunk& chunk = scratch.chunk;
   const int64_t first_bag =
       group.features[chunk.feature].feature * batch.batch_size + range.first_sample;
@@ -198,7 +199,9 @@ __device__ __forceinline__ void write_entries(const GroupingScratch& scratch, bo
       const int32_t item = lookup.x & 0xffff;
       const uint32_t place = scratch.counts[lookup.x >> 16] + lookup.y;
       uint32_t sample = 0;
-      if (equal_bags) {
+      if (batch.pooling_mode == PoolingMode::kNone) {
+        sample = static_cast<uint32_t>(first + item) | kLoneLookup;
+      } else if (equal_bags) {
         sample = (static_cast<uint32_t>(range.first_sample) + bags.bag_of(item)) |
                  (bags.length == 1 ? kLoneLookup : 0);
       } else {

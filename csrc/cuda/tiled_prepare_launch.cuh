@@ -150,10 +150,16 @@ cudaError_t launch_prepare(const TiledLaunch& launch) {
   blocks.packing_pieces = launch.packs_cores ? group.pack_blocks : 0;
   blocks.clears_sums = launch.clears_sums;
   const int64_t pieces = int64_t{blocks.clearing_pieces} + blocks.packing_pieces;
-  // At least one cluster, which also clears the control words; as many as fit at the same time.
+  // As many other clusters as fit beside those that sort. Most clusters of a call with several
+  // features have nothing to sort and leave at once: count what an average feature needs. At least
+  // one, which also clears the control words.
+  const int64_t average = lookups / launch.batch.num_features;
+  const int64_t busy = (group.count * (average / range.run_lookups + 1)) << shape.parts_shift;
+  const int64_t fitting = limits.clusters[shape.cluster_shift];
+  const int64_t free_clusters =
+      std::max<int64_t>({fitting - std::min(busy, clusters), fitting / 3, 1});
   const int64_t others =
-      std::clamp<int64_t>(((pieces - 1) >> shape.cluster_shift) + 1, 1,
-                          std::max<int64_t>(limits.clusters[shape.cluster_shift] - clusters, 1));
+      std::clamp<int64_t>(((pieces - 1) >> shape.cluster_shift) + 1, 1, free_clusters);
   return launch_kernel(kernel, (clusters + others) << shape.cluster_shift, kPrepareThreads,
                        kSharedBytes, launch.plan.dependent_launch, 1 << shape.cluster_shift,
                        launch.stream, group, launch.batch, range, launch.workspace, launch.output,

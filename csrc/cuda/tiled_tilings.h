@@ -6,8 +6,13 @@
 
 namespace flowtt::cuda {
 
+// Describes a feature of two or four cores as one of three, which all kernels work on: the third of
+// two cores has one slice of one element that is not there, and the last two of four are contracted
+// in pairs (suffix_pairs.cuh). Sorting sees the digits of three cores too.
+void set_three_cores(TiledFeature* feature);
+
 // Halves of one packed slice of core k.
-int64_t packed_slice_halves(const Tiling& tiling, int k);
+int64_t packed_slice_halves(const Tiling& tiling, const TiledFeature& feature, int k);
 
 // Blocks' worth of work that packing the feature's cores is.
 int64_t packing_pieces(const Tiling& tiling, const TiledFeature& feature);

@@ -164,7 +164,7 @@ def test_a_backward_without_a_gradient_for_the_output_takes_no_step() -> None:
         ({"feature_table_map": [0, 2, 0]}, ValueError, r"feature_table_map\[1\] .* got 2"),
         ({"feature_table_map": [0, -1, 0]}, ValueError, r"feature_table_map\[1\] .* got -1"),
         ({"feature_table_map": []}, ValueError, "at least one feature"),
-        ({"pooling_mode": 2}, ValueError, "pooling mode must be one of"),
+        ({"pooling_mode": 3}, ValueError, "pooling mode must be one of"),
         (
             {"cores": [make_cores(ADS), make_cores(USERS, torch.float32)]},
             TypeError,

@@ -247,7 +247,11 @@ INDICES, OFFSETS = torch.tensor([1, 2, 3]), torch.tensor([0, 2])
         ({"offsets": OFFSETS[None]}, ValueError, "offsets must be 1-D, got shape"),
         ({"indices": INDICES[None]}, ValueError, "offsets must be None when indices is 2-D"),
         ({"indices": INDICES[None, None]}, ValueError, "indices must be 1-D or 2-D"),
-        ({"mode": "max"}, ValueError, "pooling mode must be one of 'sum', 'mean', got 'max'"),
+        (
+            {"mode": "max"},
+            ValueError,
+            "pooling mode must be one of 'sum', 'mean', 'none', got 'max'",
+        ),
         ({"num_embeddings": 25}, ValueError, "num_embeddings must be 1 to 24.*got 25"),
         ({"num_embeddings": 0}, ValueError, "num_embeddings must be 1 to 24.*got 0"),
         (
@@ -303,5 +307,8 @@ def test_pooling_mode_values() -> None:
     assert PoolingMode.of(PoolingMode.MEAN) is PoolingMode.MEAN
     fbgemm = pytest.importorskip("fbgemm_gpu.split_table_batched_embeddings_ops_common")
     assert PoolingMode.of(fbgemm.PoolingMode.MEAN) is PoolingMode.MEAN
+    assert PoolingMode.of(fbgemm.PoolingMode.NONE) is PoolingMode.NONE
     with pytest.raises(ValueError, match="pooling mode must be one of"):
-        PoolingMode.of(fbgemm.PoolingMode.NONE)
+        PoolingMode.of(3)
+    with pytest.raises(ValueError, match="'sum', 'mean' for bags, got 'none'.*tt_embedding"):
+        PoolingMode.of_bags("none")

@@ -11,68 +11,34 @@ import torch
 from torch import Tensor
 
 import torchrec_flowtt.ops  # noqa: F401  (registers the operators)
+from tests.ops.random_calls import Table, accumulation_dtype
+from tests.reference import MEAN, NONE, SUM, Bags, split_tables
 
-SUM, MEAN = 0, 1
-
-
-@dataclasses.dataclass(frozen=True)
-class Table:
-    """Shape of one table; N defaults to the product of p."""
-
-    p: tuple[int, ...]
-    q: tuple[int, ...]
-    ranks: tuple[int, ...]
-    num_embeddings: int = 0
-
-    @property
-    def rows(self) -> int:
-        return self.num_embeddings or math.prod(self.p)
-
-    @property
-    def dim(self) -> int:
-        return math.prod(self.q)
-
-    @property
-    def core_shapes(self) -> list[tuple[int, int, int, int]]:
-        bonds = (1, *self.ranks, 1)
-        return [(self.p[k], bonds[k], self.q[k], bonds[k + 1]) for k in range(len(self.p))]
+__all__ = ["MEAN", "NONE", "SUM", "Call", "Table", "accumulation_dtype", "make_call"]
 
 
 @dataclasses.dataclass
-class Call:
-    """The tensors and lists of one call, in the operators' order."""
+class Call(Bags):
+    """Bags together with the cores they are looked up in."""
 
     cores: list[Tensor]
-    indices: Tensor
-    offsets: Tensor
-    per_sample_weights: Tensor | None
-    cores_per_table: list[int]
-    num_embeddings: list[int]
-    feature_table_map: list[int]
-    pooling_mode: int
+
+    def operands(self) -> tuple[Any, ...]:
+        """Cores and bags, in the order of the operators' schemas."""
+        return (self.cores, *self.arguments())
 
     @property
-    def arguments(self) -> tuple[Any, ...]:
-        return tuple(getattr(self, field.name) for field in dataclasses.fields(self))
-
-    @property
-    def batch_size(self) -> int:
-        return (self.offsets.numel() - 1) // len(self.feature_table_map)
-
-    @property
-    def total_columns(self) -> int:
-        return sum(self.dims[table] for table in self.feature_table_map)
-
-    @property
-    def dims(self) -> list[int]:
-        return [math.prod(core.shape[2] for core in cores) for cores in self.cores_of_tables()]
-
-    def cores_of_tables(self, cores: Sequence[Tensor] | None = None) -> list[list[Tensor]]:
-        """The flat list of cores (or of anything that has one entry per core) by table."""
-        remaining = iter(self.cores if cores is None else cores)
-        return [[next(remaining) for _ in range(count)] for count in self.cores_per_table]
+    def output_shape(self) -> tuple[int, int]:
+        """``[B, sum_f D_f]``, or ``[nnz, D]`` without pooling."""
+        tables = split_tables(self.cores, self.cores_per_table)
+        dims = [math.prod(core.shape[2] for core in tables[t]) for t in self.feature_table_map]
+        if self.pooling_mode == NONE:
+            return self.indices.numel(), dims[0]
+        return self.batch_size, sum(dims)
 
     def to(self, device: torch.device | str) -> Call:
+        """A copy on `device`."""
+
         def move(value: Any) -> Any:
             if isinstance(value, Tensor):
                 return value.to(device, copy=True)
@@ -80,30 +46,32 @@ class Call:
                 return [move(item) for item in value]
             return value
 
-        return Call(*(move(value) for value in self.arguments))
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return Call(**{name: move(value) for name, value in fields.items()})
 
-    def forward(self, output_dtype: torch.dtype | None = None, allow_tf32: bool = False) -> Tensor:
+    def forward(
+        self,
+        output_dtype: torch.dtype | None = None,
+        allow_tf32: bool = False,
+        deterministic: bool = False,
+    ) -> Tensor:
         output_dtype = output_dtype or accumulation_dtype(self.cores[0].dtype)
-        return torch.ops.flowtt.tt_embedding_bag(*self.arguments, output_dtype, allow_tf32)
+        return torch.ops.flowtt.tt_embedding_bag(
+            *self.operands(), output_dtype, allow_tf32, deterministic
+        )
 
     def backward(self, grad: Tensor) -> list[Tensor]:
-        return torch.ops.flowtt.tt_embedding_bag_backward(grad, *self.arguments)
+        return torch.ops.flowtt.tt_embedding_bag_backward(grad, *self.operands())
 
     def weights_grad(self, grad: Tensor) -> Tensor:
-        return torch.ops.flowtt.tt_embedding_bag_weights_grad(grad, *self.arguments)
+        return torch.ops.flowtt.tt_embedding_bag_weights_grad(grad, *self.operands())
 
     def grad_output(self, dtype: torch.dtype | None = None, seed: int = 1) -> Tensor:
         """A Gaussian gradient of the output, the same for every device."""
         generator = torch.Generator().manual_seed(seed)
-        shape = (self.batch_size, self.total_columns)
-        grad = torch.randn(shape, generator=generator, dtype=torch.float64)
+        grad = torch.randn(self.output_shape, generator=generator, dtype=torch.float64)
         dtype = dtype or accumulation_dtype(self.cores[0].dtype)
         return grad.to(dtype).to(self.cores[0].device)
-
-
-def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """float32, or float64 for float64 cores."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def make_call(
@@ -128,11 +96,7 @@ def make_call(
     """
     generator = torch.Generator().manual_seed(seed)
     features = list(range(len(tables)) if feature_table_map is None else feature_table_map)
-    cores = [
-        torch.randn(shape, generator=generator, dtype=torch.float64) / math.sqrt(shape[1])
-        for table in tables
-        for shape in table.core_shapes
-    ]
+    cores = [core for table in tables for core in table.cores(dtype, generator)]
     if lengths is None:
         drawn = torch.randint(0, max_length + 1, (len(features) * batch_size,), generator=generator)
     else:
@@ -153,13 +117,13 @@ def make_call(
         weights = torch.randn(indices.numel(), generator=generator, dtype=torch.float64)
         weights = weights.to(accumulation_dtype(dtype))
     call = Call(
-        [core.to(dtype) for core in cores],
-        indices.to(index_dtype),
-        offsets.to(offset_dtype),
-        weights,
-        [len(table.p) for table in tables],
-        [table.rows for table in tables],
-        features,
-        pooling_mode,
+        cores=cores,
+        indices=indices.to(index_dtype),
+        offsets=offsets.to(offset_dtype),
+        per_sample_weights=weights,
+        cores_per_table=[len(table.p) for table in tables],
+        num_embeddings=[table.rows for table in tables],
+        feature_table_map=features,
+        pooling_mode=pooling_mode,
     )
     return call.to(device)

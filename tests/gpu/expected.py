@@ -39,11 +39,9 @@ class Expected:
 
 def expect(call: Call) -> Expected:
     copy = call.to("cpu")
-    cores, *bags = copy.arguments
-    expected = Expected([core.double() for core in cores], reference.Bags(*bags))
-    if expected.bags.per_sample_weights is None:
-        expected.bags.per_sample_weights = torch.ones(copy.indices.numel(), dtype=torch.float64)
-    return expected
+    if copy.per_sample_weights is None:
+        copy.per_sample_weights = torch.ones(copy.indices.numel(), dtype=torch.float64)
+    return Expected([core.double() for core in copy.cores], copy)
 
 
 def assert_matches(actual: Tensor, expected: Tensor, slack: float = 1.0) -> None:

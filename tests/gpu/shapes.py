@@ -15,7 +15,9 @@ class Tables:
     feature_table_map: tuple[int, ...]
 
 
-def one(p: tuple[int, ...], q: tuple[int, ...], ranks: tuple[int, ...], rows: int = 0) -> Tables:
+def one(
+    p: tuple[int, ...], q: tuple[int, ...], ranks: tuple[int, ...], rows: int | None = None
+) -> Tables:
     return Tables((Table(p, q, ranks, rows),), (0,))
 
 

@@ -54,7 +54,7 @@ class Training:
         )
 
     def arguments(self, grad: Tensor) -> tuple[Any, ...]:
-        cores, *bags = self.call.arguments
+        cores, *bags = self.call.operands()
         return (
             grad,
             cores,

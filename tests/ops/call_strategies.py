@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from hypothesis import strategies as st
 
 from tests.ops.random_calls import Call, Table, random_call
+from tests.reference import NONE
 
 CORE_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 INDEX_DTYPES = (torch.int32, torch.int64)
@@ -44,6 +47,31 @@ def calls(draw: st.DrawFn, dtypes: tuple[torch.dtype, ...] = CORE_DTYPES) -> Cal
         offset_dtype=draw(st.sampled_from(INDEX_DTYPES)),
         weighted=draw(st.booleans()),
         pooling_mode=draw(st.sampled_from((0, 1))),
+        seed=draw(st.integers(0, 1000)),
+    )
+
+
+@st.composite
+def row_calls(draw: st.DrawFn, dtypes: tuple[torch.dtype, ...] = CORE_DTYPES) -> Call:
+    """Calls without pooling: tables of one D, features that share them."""
+    first = draw(tables())
+    others = draw(st.lists(tables(), max_size=2))
+    same_dim = [
+        dataclasses.replace(first, p=other.p, num_embeddings=None)
+        for other in others
+        if len(other.p) == len(first.p)
+    ]
+    some_tables = [first, *same_dim]
+    table_numbers = st.integers(0, len(some_tables) - 1)
+    return random_call(
+        some_tables,
+        features=draw(st.lists(table_numbers, min_size=1, max_size=4)),
+        batch_size=draw(st.sampled_from((0, 1, 3, 40))),
+        longest_bag=draw(st.sampled_from((0, 1, 4, 30))),
+        dtype=draw(st.sampled_from(dtypes)),
+        index_dtype=draw(st.sampled_from(INDEX_DTYPES)),
+        offset_dtype=draw(st.sampled_from(INDEX_DTYPES)),
+        pooling_mode=NONE,
         seed=draw(st.integers(0, 1000)),
     )
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tests.reference import SUM, Bags
+from tests.reference import NONE, SUM, Bags
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +57,16 @@ class Call:
         for count in self.bags.cores_per_table:
             dims.append(math.prod(core.shape[2] for core in self.cores[first : first + count]))
             first += count
+        if self.bags.pooling_mode == NONE:
+            return dims[self.bags.feature_table_map[0]]
         return sum(dims[table] for table in self.bags.feature_table_map)
+
+    @property
+    def output_rows(self) -> int:
+        """Rows of the output."""
+        if self.bags.pooling_mode == NONE:
+            return self.bags.indices.numel()
+        return self.bags.batch_size
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -112,5 +121,5 @@ def random_call(
 def random_grad(call: Call, dtype: torch.dtype, seed: int = 1) -> Tensor:
     """A random grad_output."""
     generator = torch.Generator().manual_seed(seed)
-    shape = (call.bags.batch_size, call.columns)
+    shape = (call.output_rows, call.columns)
     return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)

@@ -25,7 +25,7 @@ def call() -> Call:
 
 def forward(call: Call, output_dtype: torch.dtype = torch.float32, **changes: Any) -> None:
     bags = dataclasses.replace(call.bags, **changes)
-    ops.tt_embedding_bag(call.cores, *bags.arguments(), output_dtype, False)
+    ops.tt_embedding_bag(call.cores, *bags.arguments(), output_dtype, False, False)
 
 
 @pytest.mark.parametrize("value", [-1, 11, 2**40])
@@ -91,7 +91,7 @@ def test_bags_and_tables(call: Call) -> None:
     with pytest.raises(ValueError, match="num_embeddings: expected 2 values"):
         forward(call, num_embeddings=[60])
     with pytest.raises(ValueError, match="pooling_mode: expected 0"):
-        forward(call, pooling_mode=2)
+        forward(call, pooling_mode=3)
     with pytest.raises(ValueError, match="output_dtype: expected float32"):
         forward(call, output_dtype=torch.float64)
 
@@ -124,7 +124,7 @@ def test_more_rows_than_int64(call: Call) -> None:
     with pytest.raises(ValueError, match="product of p_shapes does not fit int64"):
         ops.tt_embedding_bag(
             [core] * 3, torch.tensor([0]), torch.tensor([0, 1]), None, [3], [1], [0], 0,
-            torch.float32, False,
+            torch.float32, False, False,
         )  # fmt: skip
 
 
@@ -160,5 +160,5 @@ def test_non_contiguous_inputs_are_read_right(call: Call) -> None:
     cores = [core.transpose(1, 3).contiguous().transpose(1, 3) for core in call.cores]
     indices = call.bags.indices.repeat_interleave(2)[::2]
     bags = dataclasses.replace(call.bags, indices=indices)
-    output = ops.tt_embedding_bag(cores, *bags.arguments(), torch.float32, False)
+    output = ops.tt_embedding_bag(cores, *bags.arguments(), torch.float32, False, False)
     torch.testing.assert_close(output.double(), expected, rtol=1e-5, atol=1e-5)

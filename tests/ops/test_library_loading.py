@@ -21,7 +21,7 @@ print(library_path())
 assert not cuda_kernels_built()
 cores = [torch.ones(2, 1, 2, 1), torch.ones(2, 1, 2, 1)]
 bags = (torch.tensor([0]), torch.tensor([0, 1]), None, [2], [4], [0], 0)
-call = (cores, *bags, torch.float32, False)
+call = (cores, *bags, torch.float32, False, False)
 operator = torch.ops.flowtt.tt_embedding_bag.default
 keys = torch._C.DispatchKeySet
 for key in (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA):

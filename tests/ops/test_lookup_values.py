@@ -17,7 +17,7 @@ ops = torch.ops.flowtt
 
 
 def check_forward(call: Call, output_dtype: torch.dtype) -> None:
-    output = ops.tt_embedding_bag(call.cores, *call.bags.arguments(), output_dtype, False)
+    output = ops.tt_embedding_bag(call.cores, *call.bags.arguments(), output_dtype, False, False)
     assert output.dtype == output_dtype and output.is_contiguous()
     assert_close(output, reference.embedding_bag(call.cores, call.bags), "output", slack=2)
 
@@ -123,7 +123,7 @@ def test_empty_bags_everywhere(mode: int) -> None:
 def test_no_lookups(batch_size: int, weighted: bool) -> None:
     tables = [Table((5, 7, 3), (4, 2, 4), (8, 4)), Table((9, 4), (3, 5), (6,))]
     call = random_call(tables, batch_size=batch_size, longest_bag=0, weighted=weighted)
-    output = ops.tt_embedding_bag(call.cores, *call.bags.arguments(), torch.float32, False)
+    output = ops.tt_embedding_bag(call.cores, *call.bags.arguments(), torch.float32, False, False)
     assert torch.equal(output, torch.zeros(batch_size, 32 + 15))
     arguments = (torch.ones(batch_size, 47), call.cores, *call.bags.arguments())
     for core, grad in zip(call.cores, ops.tt_embedding_bag_backward(*arguments), strict=True):
@@ -140,10 +140,10 @@ def test_rounding_of_special_values(dtype: torch.dtype) -> None:
     )
     cores = [values.reshape(1, 1, -1, 1), torch.ones(1, 1, 1, 1)]
     call = (cores, torch.tensor([0]), torch.tensor([0, 1]), None, [2], [1], [0], 0)
-    output = ops.tt_embedding_bag(*call, dtype, False)
+    output = ops.tt_embedding_bag(*call, dtype, False, False)
     expected = values.to(dtype)[None]
     assert torch.equal(output.isnan(), expected.isnan())
     assert torch.equal(output.nan_to_num(), expected.nan_to_num())
     stored = [core.to(dtype) for core in cores]
-    read = ops.tt_embedding_bag(stored, *call[1:], torch.float32, False)
+    read = ops.tt_embedding_bag(stored, *call[1:], torch.float32, False, False)
     assert torch.equal(read.nan_to_num(), expected.float().nan_to_num())

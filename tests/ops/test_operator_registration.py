@@ -39,7 +39,7 @@ def leaves(call: Call) -> Call:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_opcheck_forward(dtype: torch.dtype, weighted: bool) -> None:
     call = leaves(mixed_call(dtype, weighted))
-    arguments = (call.cores, *call.bags.arguments(), torch.float32, False)
+    arguments = (call.cores, *call.bags.arguments(), torch.float32, False, False)
     torch.library.opcheck(ops.tt_embedding_bag.default, arguments)
 
 
@@ -68,7 +68,7 @@ def test_gradcheck_in_cores_and_weights(pooling_mode: int) -> None:
     def lookup(weights: Tensor, *cores: Tensor) -> Tensor:
         return ops.tt_embedding_bag(
             list(cores), bags.indices, bags.offsets, weights, *bags.arguments()[3:],
-            torch.float64, False,
+            torch.float64, False, False,
         )  # fmt: skip
 
     assert torch.autograd.gradcheck(lookup, (bags.per_sample_weights, *call.cores))
@@ -77,14 +77,14 @@ def test_gradcheck_in_cores_and_weights(pooling_mode: int) -> None:
 def test_only_the_gradients_asked_for() -> None:
     call = mixed_call(torch.float32)
     call.cores[1].requires_grad_()
-    output = ops.tt_embedding_bag(call.cores, *call.bags.arguments(), torch.float32, False)
+    output = ops.tt_embedding_bag(call.cores, *call.bags.arguments(), torch.float32, False, False)
     output.sum().backward()
     expected = reference.gradients(call.cores, call.bags, torch.ones_like(output))
     torch.testing.assert_close(call.cores[1].grad.double(), expected.cores[1], rtol=1e-5, atol=1e-5)
     assert call.cores[0].grad is None and call.bags.per_sample_weights.grad is None
     call.bags.per_sample_weights.requires_grad_()
     call.cores[1].requires_grad_(False)
-    output = ops.tt_embedding_bag(call.cores, *call.bags.arguments(), torch.float32, False)
+    output = ops.tt_embedding_bag(call.cores, *call.bags.arguments(), torch.float32, False, False)
     output.sum().backward()
     torch.testing.assert_close(
         call.bags.per_sample_weights.grad.double(), expected.weights, rtol=1e-5, atol=1e-5
@@ -93,7 +93,7 @@ def test_only_the_gradients_asked_for() -> None:
 
 def test_second_derivative_is_an_error() -> None:
     call = leaves(mixed_call(torch.float64))
-    output = ops.tt_embedding_bag(call.cores, *call.bags.arguments(), torch.float64, False)
+    output = ops.tt_embedding_bag(call.cores, *call.bags.arguments(), torch.float64, False, False)
     (first,) = torch.autograd.grad(output.square().sum(), call.cores[:1], create_graph=True)
     with pytest.raises(RuntimeError, match="differentiated once only"):
         first.sum().backward()
@@ -105,7 +105,7 @@ def test_meta_tensors_give_shapes() -> None:
     bags = call.bags
     output = ops.tt_embedding_bag(
         cores, bags.indices.to("meta"), bags.offsets.to("meta"), None, *bags.arguments()[3:],
-        torch.float16, False,
+        torch.float16, False, False,
     )  # fmt: skip
     assert output.shape == (3, call.columns) and output.dtype == torch.float16
 
@@ -114,7 +114,7 @@ def test_compiled_lookup_and_gradients() -> None:
     call = leaves(mixed_call(torch.float32))
 
     def loss(cores: list[Tensor]) -> Tensor:
-        output = ops.tt_embedding_bag(cores, *call.bags.arguments(), torch.float32, False)
+        output = ops.tt_embedding_bag(cores, *call.bags.arguments(), torch.float32, False, False)
         return output.square().sum()
 
     compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)

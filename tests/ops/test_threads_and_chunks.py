@@ -29,7 +29,7 @@ def restore_threads() -> Iterator[None]:
 def everything(call: Call, grad: Tensor) -> list[Tensor]:
     """Output, gradients, and weights and states after one Adam step."""
     arguments = call.bags.arguments()
-    output = ops.tt_embedding_bag(call.cores, *arguments, torch.float32, False)
+    output = ops.tt_embedding_bag(call.cores, *arguments, torch.float32, False, False)
     core_grads = ops.tt_embedding_bag_backward(grad, call.cores, *arguments)
     weights_grad = ops.tt_embedding_bag_weights_grad(grad, call.cores, *arguments)
     stepped = Call([core.clone() for core in call.cores], call.bags)
@@ -94,7 +94,7 @@ def test_rows_larger_than_a_chunk() -> None:
     table = Table((2, 2, 2), (512, 256, 256), (1, 1))
     cores = table.cores(torch.float32, torch.Generator().manual_seed(0))
     arguments = (cores, torch.tensor([5, 5, 0]), torch.tensor([0, 3]), None, [3], [8], [0], 0)
-    output = ops.tt_embedding_bag(*arguments, torch.float32, False)
+    output = ops.tt_embedding_bag(*arguments, torch.float32, False, False)
     first, second, third = (core[:, 0, :, 0] for core in cores)
 
     def row(a: int, b: int, c: int) -> Tensor:

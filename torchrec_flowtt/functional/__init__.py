@@ -1,8 +1,9 @@
-"""Functions on TT-cores: the pooled lookup and its dense reference."""
+"""Functions on TT-cores: lookups and their dense reference."""
 
 from __future__ import annotations
 
 from torchrec_flowtt.functional.dense import rows, to_dense
+from torchrec_flowtt.functional.embedding import tt_embedding
 from torchrec_flowtt.functional.embedding_bag import (
     table_batched_tt_embedding_bag,
     tt_embedding_bag,
@@ -16,5 +17,6 @@ __all__ = [
     "rows",
     "table_batched_tt_embedding_bag",
     "to_dense",
+    "tt_embedding",
     "tt_embedding_bag",
 ]

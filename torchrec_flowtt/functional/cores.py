@@ -7,7 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["CORE_DTYPES", "accumulation_dtype", "check_cores", "padded_num_embeddings"]
+__all__ = [
+    "CORE_DTYPES",
+    "accumulation_dtype",
+    "check_cores",
+    "checked_num_embeddings",
+    "padded_num_embeddings",
+]
 
 #: What TT-cores may consist of.
 CORE_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -81,3 +87,23 @@ def padded_num_embeddings(cores: Sequence[Tensor]) -> int:
     for core in cores:  # a loop, as torch.compile cannot trace math.prod
         padded *= core.shape[0]
     return padded
+
+
+def checked_num_embeddings(cores: Sequence[Tensor], num_embeddings: int | None) -> int:
+    """N: `num_embeddings`, or all the rows that `cores` can represent where it is None.
+
+    Raises:
+        ValueError: the cores cannot represent `num_embeddings` rows.
+
+    >>> checked_num_embeddings([torch.rand(2, 1, 3, 2), torch.rand(4, 2, 2, 1)], None)
+    8
+    """
+    padded = padded_num_embeddings(cores)
+    if num_embeddings is None:
+        return padded
+    if not 0 < num_embeddings <= padded:
+        raise ValueError(
+            f"num_embeddings must be 1 to {padded}, the product of the cores' first dimensions, "
+            f"got {num_embeddings}"
+        )
+    return num_embeddings

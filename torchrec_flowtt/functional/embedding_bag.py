@@ -12,6 +12,7 @@ import torchrec_flowtt.ops  # noqa: F401  (registers the operators)
 from torchrec_flowtt.functional.cores import (
     accumulation_dtype,
     check_cores,
+    checked_num_embeddings,
     padded_num_embeddings,
 )
 from torchrec_flowtt.functional.fused_update import (
@@ -24,6 +25,7 @@ from torchrec_flowtt.functional.pooling import PoolingMode
 
 __all__ = [
     "batched_lookup",
+    "check_integers",
     "checked_output_dtype",
     "table_batched_tt_embedding_bag",
     "tt_embedding_bag",
@@ -75,15 +77,8 @@ def tt_embedding_bag(
     torch.Size([3, 6])
     """
     check_cores(cores)
-    _check_integers(indices, "indices")
-    padded = padded_num_embeddings(cores)
-    if num_embeddings is None:
-        num_embeddings = padded
-    elif not 0 < num_embeddings <= padded:
-        raise ValueError(
-            f"num_embeddings must be 1 to {padded}, the product of the cores' first dimensions, "
-            f"got {num_embeddings}"
-        )
+    check_integers(indices, "indices")
+    num_embeddings = checked_num_embeddings(cores, num_embeddings)
     if per_sample_weights is not None:
         _check_weights(per_sample_weights, indices)
     if indices.dim() == 2:
@@ -112,7 +107,7 @@ def tt_embedding_bag(
             cores_per_table=[len(cores)],
             num_embeddings=[num_embeddings],
             feature_table_map=[0],
-            pooling_mode=int(PoolingMode.of(mode)),
+            pooling_mode=int(PoolingMode.of_bags(mode)),
             output_dtype=checked_output_dtype(output_dtype, cores[0].dtype),
         ),
         None,
@@ -141,8 +136,10 @@ def table_batched_tt_embedding_bag(
             everything else.
         num_embeddings: N of each table.
         feature_table_map: table of each feature; several features may share one.
-        pooling_mode: sum or mean, for all features.
-        per_sample_weights: a factor for each row, ``[nnz]``, floating. Differentiable.
+        pooling_mode: sum or mean, or none, for all features. Without pooling all tables have one D,
+            and bags matter only in that they tell the features apart.
+        per_sample_weights: a factor for each row, ``[nnz]``, floating. Differentiable. Must be None
+            without pooling.
         output_dtype: dtype of the result; default the cores'.
         update: when given, backward applies this optimizer step to the cores once, for all
             features together, instead of returning their gradients. Every core must then require
@@ -150,7 +147,8 @@ def table_batched_tt_embedding_bag(
             no core requires one, nothing is updated.
 
     Returns:
-        ``[B, D_0 + D_1 + ..]``, the features' columns side by side.
+        ``[B, D_0 + D_1 + ..]``, the features' columns side by side; without pooling ``[nnz, D]``,
+        row i of which is the row `indices[i]` of its feature's table.
 
     Raises:
         TypeError: a dtype does not fit.
@@ -221,8 +219,8 @@ def batched_lookup(
     table; `lookup.output_dtype` must suit them.
     """
     _refuse_forward_mode(cores, per_sample_weights)
-    _check_integers(indices, "indices")
-    _check_integers(offsets, "offsets")
+    check_integers(indices, "indices")
+    check_integers(offsets, "offsets")
     num_features = len(lookup.feature_table_map)
     if indices.dim() != 1:
         raise ValueError(f"indices must be 1-D, got shape {tuple(indices.shape)}")
@@ -232,6 +230,11 @@ def batched_lookup(
             f"got shape {tuple(offsets.shape)}"
         )
     if per_sample_weights is not None:
+        if lookup.pooling_mode == PoolingMode.NONE:
+            raise ValueError(
+                "per_sample_weights must be None without pooling (pooling mode 'none'), which "
+                "returns the rows themselves, got a tensor"
+            )
         _check_weights(per_sample_weights, indices)
         per_sample_weights = per_sample_weights.to(accumulation_dtype(cores[0].dtype)).contiguous()
     _check_device(cores[0].device, indices, "indices")
@@ -277,7 +280,7 @@ def checked_output_dtype(output_dtype: torch.dtype | None, cores_dtype: torch.dt
 
 def _closed_offsets(offsets: Tensor, indices: Tensor, include_last_offset: bool) -> Tensor:
     """`offsets` with nnz at its end."""
-    _check_integers(offsets, "offsets")
+    check_integers(offsets, "offsets")
     if offsets.dim() != 1:
         raise ValueError(f"offsets must be 1-D, got shape {tuple(offsets.shape)}")
     if include_last_offset:
@@ -304,7 +307,8 @@ def _refuse_forward_mode(cores: Sequence[Tensor], per_sample_weights: Tensor | N
         )
 
 
-def _check_integers(tensor: Tensor, argument: str) -> None:
+def check_integers(tensor: Tensor, argument: str) -> None:
+    """Refuses what is no int32 or int64 tensor; messages call it `argument`."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{argument} must be a Tensor, got {type(tensor).__name__}")
     if tensor.dtype not in (torch.int32, torch.int64):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchrec_flowtt.functional.precision import tf32_allowed
+from torchrec_flowtt.functional.torch_settings import determinism_required, tf32_allowed
 
 __all__ = ["BatchedLookup", "FusedUpdate", "fused_lookup"]
 
@@ -77,6 +77,7 @@ def look_up(
         lookup.pooling_mode,
         lookup.output_dtype,
         tf32_allowed(),
+        determinism_required(),
     )
     return output
 

@@ -8,7 +8,7 @@ __all__ = ["PoolingMode"]
 
 
 class PoolingMode(enum.IntEnum):
-    """Pooling of the rows of a bag, with FBGEMM's values.
+    """Pooling of the rows of a bag, with FBGEMM's values. ``NONE``: every row is returned.
 
     ``PoolingMode.of(value)`` also takes torch's mode strings, plain ints and FBGEMM's enum members.
 
@@ -17,11 +17,12 @@ class PoolingMode(enum.IntEnum):
     >>> PoolingMode.of("max")
     Traceback (most recent call last):
     ...
-    ValueError: pooling mode must be one of 'sum', 'mean', got 'max'
+    ValueError: pooling mode must be one of 'sum', 'mean', 'none', got 'max'
     """
 
     SUM = 0
     MEAN = 1
+    NONE = 2
 
     @classmethod
     def of(cls, value: int | str | PoolingMode) -> PoolingMode:
@@ -34,6 +35,21 @@ class PoolingMode(enum.IntEnum):
         if mode is None:
             valid = ", ".join(repr(name) for name in _MODES if isinstance(name, str))
             raise ValueError(f"pooling mode must be one of {valid}, got {value!r}")
+        return mode
+
+    @classmethod
+    def of_bags(cls, value: int | str | PoolingMode) -> PoolingMode:
+        """The mode that `value` stands for, where there must be one row a bag.
+
+        Raises:
+            ValueError: `value` stands for no mode, or for ``NONE``.
+        """
+        mode = cls.of(value)
+        if mode is PoolingMode.NONE:
+            raise ValueError(
+                "pooling mode must be one of 'sum', 'mean' for bags, got 'none'; single rows come "
+                "from functional.tt_embedding and FlowTTEmbedding"
+            )
         return mode
 
 

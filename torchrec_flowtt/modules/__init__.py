@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torchrec_flowtt.functional.pooling import PoolingMode
+from torchrec_flowtt.modules.embedding import FlowTTEmbedding
 from torchrec_flowtt.modules.embedding_bag import FlowTTEmbeddingBag
 from torchrec_flowtt.modules.initialization import (
     default_variance,
@@ -13,6 +14,7 @@ from torchrec_flowtt.modules.optimizers import OptimizerConfig, OptimType
 from torchrec_flowtt.modules.table_batched import TableBatchedFlowTTEmbeddingBags
 
 __all__ = [
+    "FlowTTEmbedding",
     "FlowTTEmbeddingBag",
     "OptimType",
     "OptimizerConfig",

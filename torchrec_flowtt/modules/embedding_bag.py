@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from torchrec_flowtt.functional import PoolingMode, rows, to_dense, tt_embedding_bag
-from torchrec_flowtt.functional.cores import CORE_DTYPES
-from torchrec_flowtt.functional.embedding_bag import checked_output_dtype
-from torchrec_flowtt.modules.initialization import default_variance, initialize_tt_cores_
+from torchrec_flowtt.functional import PoolingMode, tt_embedding_bag
+from torchrec_flowtt.modules.table import TTTable
 from torchrec_flowtt.shapes import TTSpec
 
 __all__ = ["FlowTTEmbeddingBag"]
 
 
-class FlowTTEmbeddingBag(nn.Module):
+class FlowTTEmbeddingBag(TTTable):
     """Sums or means of bags of rows of a table that is stored as TT-cores.
 
     Takes the place of ``torch.nn.EmbeddingBag(num_embeddings, embedding_dim, mode=...)``; the call
@@ -80,67 +76,21 @@ class FlowTTEmbeddingBag(nn.Module):
         name: str = "",
     ) -> None:
         """Builds the cores; see the class for the arguments."""
-        super().__init__()
-        if isinstance(num_embeddings, TTSpec):
-            shape = (embedding_dim, tt_ranks, num_cores, p_shapes, q_shapes)
-            if any(argument is not None for argument in shape):
-                raise ValueError(
-                    "embedding_dim, tt_ranks, num_cores, p_shapes and q_shapes must not be given "
-                    "beside a TTSpec, which holds them"
-                )
-            spec = num_embeddings
-        else:
-            if embedding_dim is None or tt_ranks is None:
-                missing = "embedding_dim" if embedding_dim is None else "tt_ranks"
-                raise TypeError(f"{missing} must be given unless the first argument is a TTSpec")
-            spec = TTSpec.suggest(
-                num_embeddings,
-                embedding_dim,
-                tt_rank=tt_ranks,
-                num_cores=num_cores,
-                p_shapes=p_shapes,
-                q_shapes=q_shapes,
-                name=name,
-            )
-        self.spec = spec
-        self.mode = PoolingMode.of(mode).name.lower()
+        super().__init__(
+            num_embeddings,
+            embedding_dim,
+            tt_ranks=tt_ranks,
+            num_cores=num_cores,
+            p_shapes=p_shapes,
+            q_shapes=q_shapes,
+            output_dtype=output_dtype,
+            init_variance=init_variance,
+            device=device,
+            dtype=dtype,
+            name=name,
+        )
+        self.mode = PoolingMode.of_bags(mode).name.lower()
         self.include_last_offset = include_last_offset
-        self.output_dtype = output_dtype
-        self.init_variance = (
-            default_variance(spec.num_embeddings) if init_variance is None else init_variance
-        )
-        if (dtype or torch.get_default_dtype()) not in CORE_DTYPES:
-            names = ", ".join(str(core_dtype) for core_dtype in CORE_DTYPES)
-            raise TypeError(f"dtype must be one of {names}, got {dtype}")
-        self.tt_cores = nn.ParameterList(
-            nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
-            for shape in spec.core_shapes
-        )
-        checked_output_dtype(output_dtype, self.tt_cores[0].dtype)
-        self.reset_parameters()
-
-    @classmethod
-    def from_spec(cls, spec: TTSpec, **kwargs: Any) -> FlowTTEmbeddingBag:
-        """Builds a table of the shape `spec`; `kwargs` are the constructor's from `mode` on."""
-        return cls(spec, **kwargs)
-
-    @property
-    def num_embeddings(self) -> int:
-        """N, rows of the table."""
-        return self.spec.num_embeddings
-
-    @property
-    def embedding_dim(self) -> int:
-        """D, columns of the table."""
-        return self.spec.embedding_dim
-
-    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draws new cores whose table has the variance `init_variance`; nothing on meta.
-
-        Args:
-            generator: source of randomness on the cores' device; default torch's.
-        """
-        initialize_tt_cores_(list(self.tt_cores), self.init_variance, generator)
 
     def forward(
         self,
@@ -163,48 +113,19 @@ class FlowTTEmbeddingBag(nn.Module):
             TypeError, ValueError, IndexError: see
                 :func:`~torchrec_flowtt.functional.tt_embedding_bag`.
         """
-        cores = list(self.tt_cores)
         return tt_embedding_bag(
             input,
-            cores,
+            list(self.tt_cores),
             offsets,
             num_embeddings=self.spec.num_embeddings,
             mode=self.mode,
             per_sample_weights=per_sample_weights,
             include_last_offset=self.include_last_offset,
-            output_dtype=None if cores[0].dtype == torch.float64 else self.output_dtype,
+            output_dtype=self._lookup_dtype,
         )
 
-    def to_dense(self) -> Tensor:
-        """The uncompressed table, ``[N, D]`` in the cores' dtype. Differentiable."""
-        return to_dense(list(self.tt_cores), self.spec.num_embeddings)
-
-    def row(self, index: int) -> Tensor:
-        """Row `index` of the table, ``[D]`` in the cores' dtype. Differentiable.
-
-        Raises:
-            TypeError: `index` is no integer.
-            IndexError: `index` is outside ``[0, N)``.
-        """
-        index = operator.index(index)
-        if not 0 <= index < self.spec.num_embeddings:
-            table = f"TT table {self.spec.name!r}" if self.spec.name else "TT table"
-            raise IndexError(
-                f"{table}: index must be in [0, {self.spec.num_embeddings}), got {index}"
-            )
-        cores = list(self.tt_cores)
-        return rows(cores, torch.tensor(index, device=cores[0].device))
-
-    def extra_repr(self) -> str:
-        """Shape, mode and compression, for ``repr``."""
-        spec = self.spec
-        parts = [
-            f"{spec.num_embeddings}, {spec.embedding_dim}, tt_ranks={spec.tt_ranks}",
-            f"p_shapes={spec.p_shapes}, q_shapes={spec.q_shapes}, mode={self.mode!r}",
-            f"compression={spec.compression_ratio:.1f}x",
-        ]
+    def _lookup_repr(self) -> list[str]:
+        parts = [f"mode={self.mode!r}"]
         if self.include_last_offset:
             parts.append("include_last_offset=True")
-        if self.output_dtype is not None:
-            parts.append(f"output_dtype={self.output_dtype}")
-        return ", ".join(parts)
+        return parts

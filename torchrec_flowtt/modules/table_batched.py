@@ -32,7 +32,8 @@ class TableBatchedFlowTTEmbeddingBags(nn.Module):
     Args:
         embedding_specs: shape of each table.
         feature_table_map: table of each feature, ``[F]``; default one feature a table, in order.
-        pooling_mode: sum or mean, for all features.
+        pooling_mode: sum, mean or none, for all features. Without pooling, as in FBGEMM, each
+            lookup gets its own row of the result, and all tables must have one D.
         optimizer: an :class:`~torchrec_flowtt.modules.OptimType`, its value, or FBGEMM's member.
         learning_rate: step size; change it with :meth:`set_learning_rate`.
         eps: added to the denominator of Adagrad and Adam.
@@ -101,6 +102,8 @@ class TableBatchedFlowTTEmbeddingBags(nn.Module):
         tables = len(self.embedding_specs)
         self.feature_table_map = _checked_feature_table_map(feature_table_map, tables)
         self.pooling_mode = PoolingMode.of(pooling_mode)
+        if self.pooling_mode is PoolingMode.NONE:
+            _check_equal_dims(self.embedding_specs)
         self.optimizer_config = OptimizerConfig(
             OptimType(optimizer), learning_rate, eps, beta1, beta2, weight_decay
         )
@@ -226,10 +229,12 @@ class TableBatchedFlowTTEmbeddingBags(nn.Module):
             indices: row indices, feature after feature, int32 or int64, ``[nnz]``.
             offsets: bag (f, b) is ``indices[offsets[f * B + b] : offsets[f * B + b + 1]]``; int32
                 or int64, ``[F * B + 1]``.
-            per_sample_weights: a factor for each row, ``[nnz]``, floating. Differentiable.
+            per_sample_weights: a factor for each row, ``[nnz]``, floating. Differentiable. Must be
+                None without pooling.
 
         Returns:
-            ``[B, sum over features of D]`` of `output_dtype`.
+            ``[B, sum over features of D]`` of `output_dtype`; without pooling ``[nnz, D]``, one row
+            an index.
 
         Raises:
             TypeError, ValueError, IndexError: see
@@ -321,6 +326,16 @@ def _check_specs(specs: tuple[object, ...]) -> None:
         if not isinstance(spec, TTSpec):
             raise TypeError(
                 f"embedding_specs[{table}] must be a TTSpec, got {spec!r} ({type(spec).__name__})"
+            )
+
+
+def _check_equal_dims(specs: tuple[TTSpec, ...]) -> None:
+    for table, spec in enumerate(specs):
+        if spec.embedding_dim != specs[0].embedding_dim:
+            raise ValueError(
+                "embedding_specs must have one embedding_dim with pooling_mode 'none', as every "
+                f"lookup is a row of the result, but table 0 has {specs[0].embedding_dim} and "
+                f"table {table} has {spec.embedding_dim}"
             )
 
 

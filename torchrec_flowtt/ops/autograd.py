@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchrec_flowtt.ops.schemas import NAMESPACE
 
-_ARGUMENTS_WITHOUT_GRADIENT = 6  # cores_per_table to allow_tf32
+_ARGUMENTS_WITHOUT_GRADIENT = 7  # cores_per_table to deterministic
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

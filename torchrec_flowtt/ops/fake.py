@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchrec_flowtt.ops.schemas import NAMESPACE
+from torchrec_flowtt.ops.schemas import NAMESPACE, NO_POOLING
 
 
 def total_columns(
@@ -37,7 +37,11 @@ def _tt_embedding_bag(
     pooling_mode: int,
     output_dtype: torch.dtype,
     allow_tf32: bool,
+    deterministic: bool,
 ) -> Tensor:
+    if pooling_mode == NO_POOLING:
+        columns = total_columns(cores, cores_per_table, feature_table_map[:1])
+        return cores[0].new_empty((indices.numel(), columns), dtype=output_dtype)
     batch_size = (offsets.numel() - 1) // len(feature_table_map)
     columns = total_columns(cores, cores_per_table, feature_table_map)
     return cores[0].new_empty((batch_size, columns), dtype=output_dtype)

@@ -14,14 +14,20 @@ Notation: T tables, F features, B batch size, D_f the embedding dimension of fea
 ``feature_table_map``
     Table of each feature, ``[F]``; several features may read one table.
 ``pooling_mode``
-    0 sum, 1 mean (the weighted sum divided by the number of lookups).
+    0 sum, 1 mean (the weighted sum divided by the number of lookups), 2 none: every lookup gets its
+    own row of the output. All tables then have one D, ``per_sample_weights`` is None, and of
+    ``offsets`` only the values ``offsets[f * B]``, between features, matter.
 ``allow_tf32``
     Whether factors of products may be rounded as TF32 rounds them, to a mantissa of 10 bits, where
     that is faster (relative error about 4e-4 instead of 2e-7). Without effect on the CPU.
+``deterministic``
+    Whether results have to be equal, bit by bit, from run to run. On CUDA that fixes the order of
+    the sums over a bag; on the CPU they are equal anyway for a given number of threads.
 
-``tt_embedding_bag`` returns ``[B, sum_f D_f]``; ``tt_embedding_bag_backward`` one dense gradient
-per core; ``tt_embedding_bag_weights_grad`` ``[nnz]``; ``tt_embedding_bag_backward_update`` applies
-one optimizer step on the gradient summed over the batch to the core slices that were looked up.
+``tt_embedding_bag`` returns ``[B, sum_f D_f]``, or ``[nnz, D]`` without pooling;
+``tt_embedding_bag_backward`` one dense gradient per core; ``tt_embedding_bag_weights_grad``
+``[nnz]``; ``tt_embedding_bag_backward_update`` applies one optimizer step on the gradient summed
+over the batch to the core slices that were looked up.
 No argument has a default: an argument equal to its default would vanish from what autograd sees.
 """
 
@@ -30,6 +36,7 @@ from __future__ import annotations
 import torch
 
 NAMESPACE = "flowtt"
+NO_POOLING = 2  # value of pooling_mode
 
 _BAGS = (
     "Tensor indices, Tensor offsets, Tensor? per_sample_weights, int[] cores_per_table, "
@@ -38,7 +45,8 @@ _BAGS = (
 
 SCHEMAS: dict[str, str] = {
     "tt_embedding_bag": (
-        f"(Tensor[] cores, {_BAGS}, ScalarType output_dtype, bool allow_tf32) -> Tensor"
+        f"(Tensor[] cores, {_BAGS}, ScalarType output_dtype, bool allow_tf32, "
+        "bool deterministic) -> Tensor"
     ),
     "tt_embedding_bag_backward": f"(Tensor grad_output, Tensor[] cores, {_BAGS}) -> Tensor[]",
     "tt_embedding_bag_weights_grad": f"(Tensor grad_output, Tensor[] cores, {_BAGS}) -> Tensor",

@@ -119,7 +119,7 @@ FLOWTT_INLINE void sum_rows(const A* rows, const uint32_t* row_of, uint32_t firs
 
 // scratch: A [2 * D].
 template <typename A>
-void pool_bags(const PoolArguments& arguments, int64_t bag_begin, int64_t bag_end, void* scratch) {
+void pool_bags(const PoolArguments& arguments, int64_t first_bag, int64_t end_bag, void* scratch) {
   const BagBatch& bags = *arguments.bags;
   const int64_t dim = arguments.left_columns * arguments.right_columns;
   const int64_t segment_lookups = arguments.lookup_end - arguments.lookup_begin;
@@ -130,10 +130,9 @@ void pool_bags(const PoolArguments& arguments, int64_t bag_begin, int64_t bag_en
   A* sum = static_cast<A*>(scratch);
   A* turned = sum + dim;
   constexpr int64_t kAhead = 24;  // rows come from anywhere in the buffer, so fetch them early
-  for (int64_t bag = bag_begin; bag < bag_end; ++bag) {
-    const int64_t at = arguments.feature * bags.batch_size + bag;
-    const int64_t bag_first = offset_at(bags, at);
-    const int64_t bag_last = offset_at(bags, at + 1);
+  for (int64_t bag = first_bag; bag < end_bag; ++bag) {
+    const int64_t bag_first = bag_begin(bags, arguments.feature, bag);
+    const int64_t bag_last = bag_begin(bags, arguments.feature, bag + 1);
     if (bag_first == bag_last) {
       continue;  // the output starts as zeros
     }
@@ -162,28 +161,28 @@ void pool_bags(const PoolArguments& arguments, int64_t bag_begin, int64_t bag_en
       transpose(arguments.right_columns, arguments.left_columns, sum, turned);
       result = turned;
     }
-    store_as(arguments.output_type, result, arguments.output, bag * arguments.output_stride, dim);
+    store_as(arguments.output_type, result, arguments.output,
+             output_row(bags, arguments.feature, bag) * arguments.output_stride, dim);
   }
 }
 
 // scratch: A [D].
 template <typename A>
-void load_bag_gradients(const BagGradientArguments& arguments, int64_t bag_begin, int64_t bag_end,
+void load_bag_gradients(const BagGradientArguments& arguments, int64_t first_bag, int64_t end_bag,
                         void* scratch) {
   const BagBatch& bags = *arguments.bags;
   const int64_t dim = arguments.left_columns * arguments.right_columns;
   const A* weights = static_cast<const A*>(bags.per_sample_weights);
   A* weight_of = static_cast<A*>(arguments.weight_of);
-  for (int64_t bag = bag_begin; bag < bag_end; ++bag) {
-    const int64_t at = arguments.feature * bags.batch_size + bag;
-    const int64_t bag_first = offset_at(bags, at);
-    const int64_t bag_last = offset_at(bags, at + 1);
+  for (int64_t bag = first_bag; bag < end_bag; ++bag) {
+    const int64_t bag_first = bag_begin(bags, arguments.feature, bag);
+    const int64_t bag_last = bag_begin(bags, arguments.feature, bag + 1);
     if (bag_first == bag_last) {
       continue;
     }
     A* target = static_cast<A*>(arguments.bag_gradients) + (bag - arguments.bag_begin) * dim;
     A* natural = arguments.transposed_rows ? static_cast<A*>(scratch) : target;
-    load_row(arguments.grad_output, bag, natural, dim);
+    load_row(arguments.grad_output, output_row(bags, arguments.feature, bag), natural, dim);
     if (bags.pooling_mode == PoolingMode::kMean) {
       scale(natural, A(1) / static_cast<A>(bag_last - bag_first), dim);
     }

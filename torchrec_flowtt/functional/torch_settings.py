@@ -1,4 +1,4 @@
-"""PyTorch's own setting for the precision of fp32 products."""
+"""PyTorch's own settings that lookups follow."""
 
 from __future__ import annotations
 
@@ -16,3 +16,12 @@ def tf32_allowed() -> bool:
     """
     precision: str = torch.backends.cuda.matmul.fp32_precision
     return precision == "tf32"
+
+
+@torch.compiler.assume_constant_result
+def determinism_required() -> bool:
+    """Whether results have to be equal, bit by bit, from run to run; not by default.
+
+    True after ``torch.use_deterministic_algorithms(True)``.
+    """
+    return torch.are_deterministic_algorithms_enabled()

@@ -1,0 +1,148 @@
+"""The modes in which the lookup benchmarks run TT tables and FBGEMM's tables."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+
+import torch
+
+PHASES = ("forward", "training")
+DISABLE_VARIABLE = "FLOWTT_CUDA_DISABLE"
+MECHANISMS = ("fusion", "grouping", "folding", "sharing", "stealing", "checkpoints")
+
+
+@dataclasses.dataclass(frozen=True)
+class Mode:
+    """One way to run a contender.
+
+    Attributes:
+        contender: its name in the results.
+        precision: of the arithmetic, as in the results.
+        weights_dtype: of the cores or the table.
+        forward_limit: largest relative error of an output.
+        step_limit: largest relative error of an SGD step; it includes rounding the new
+            parameters to their dtype.
+        settings: switches torch and the operators to this mode.
+        phases: in which it differs from other modes.
+        repeats_exactly: results are the same bit for bit from run to run.
+    """
+
+    contender: str
+    precision: str
+    weights_dtype: torch.dtype
+    forward_limit: float
+    step_limit: float
+    settings: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
+    phases: tuple[str, ...] = PHASES
+    repeats_exactly: bool = False
+
+    @property
+    def key(self) -> str:
+        """How the command line names it."""
+        return f"{self.contender}/{self.precision}"
+
+    @property
+    def is_tensor_train(self) -> bool:
+        """Whether the tables are compressed."""
+        return self.contender.startswith("flowtt")
+
+
+@contextlib.contextmanager
+def matmul_tf32(allowed: bool) -> Iterator[None]:
+    """PyTorch's own switch, which the operators follow."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@contextlib.contextmanager
+def environment(variable: str, value: str) -> Iterator[None]:
+    """Sets a variable that the operators read at every call."""
+    before = os.environ.get(variable)
+    os.environ[variable] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[variable]
+        else:
+            os.environ[variable] = before
+
+
+@contextlib.contextmanager
+def deterministic() -> Iterator[None]:
+    """Results that are the same bit for bit from run to run, in fp32."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        with matmul_tf32(False):
+            yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def disabled_mechanisms(mechanisms: Sequence[str]) -> AbstractContextManager[None]:
+    """Switches mechanisms of the CUDA forward off."""
+    return environment(DISABLE_VARIABLE, ",".join(mechanisms))
+
+
+# A new mode of the operators is one more line here.
+FLOWTT_MODES = (
+    Mode("flowtt", "fp32", torch.float32, 2e-6, 3e-5, lambda: matmul_tf32(False)),
+    # Backward passes know no tf32.
+    Mode("flowtt", "tf32", torch.float32, 1e-3, 1e-2, lambda: matmul_tf32(True), ("forward",)),
+    # Cores of 16 bits, and like PyTorch's products of such operands no more accurate than they are.
+    Mode("flowtt", "fp16", torch.float16, 1e-3, 1e-2, lambda: matmul_tf32(True)),
+    Mode("flowtt", "bf16", torch.bfloat16, 1e-2, 5e-2, lambda: matmul_tf32(True)),
+    Mode(
+        "flowtt_deterministic",
+        "fp32",
+        torch.float32,
+        2e-6,
+        3e-5,
+        deterministic,
+        phases=("forward",),
+        repeats_exactly=True,
+    ),
+)
+FBGEMM_MODES = tuple(
+    Mode(contender, precision, dtype, 1e-6, step_limit)
+    for precision, dtype, step_limit in (
+        ("fp32", torch.float32, 3e-5),
+        ("fp16", torch.float16, 1e-2),
+        ("bf16", torch.bfloat16, 5e-2),
+    )
+    for contender in ("fbgemm", "fbgemm_no_check")
+)
+MODES = {mode.key: mode for mode in (*FLOWTT_MODES, *FBGEMM_MODES)}
+DEFAULT_MODES = (
+    "flowtt/fp32",
+    "flowtt/tf32",
+    "flowtt/bf16",
+    "flowtt_deterministic/fp32",
+    "fbgemm/fp32",
+    "fbgemm_no_check/fp32",
+    "fbgemm/fp16",
+)
+
+
+def select_modes(keys: Sequence[str]) -> list[Mode]:
+    """Modes by ``contender/precision``, or by the contender alone: all its precisions.
+
+    Raises:
+        ValueError: there is no such mode.
+    """
+    found: list[Mode] = []
+    for key in keys:
+        matching = [mode for mode in MODES.values() if key in (mode.key, mode.contender)]
+        if not matching:
+            raise ValueError(f"no contender {key!r}; there are: {', '.join(MODES)}")
+        found += [mode for mode in matching if mode not in found]
+    return found

@@ -1,0 +1,93 @@
+// The operators as torch calls them, for any device: arguments are parsed and results allocated
+// here, and a Device does the work on parsed arguments. The schemas are in torchrec_flowtt/ops.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "arguments.h"
+#include "stable_torch.h"
+
+namespace flowtt {
+
+// Device::forward(arguments, output, output_type, allow_tf32, deterministic)
+template <typename Device>
+Tensor tt_embedding_bag(std::vector<Tensor> cores, Tensor indices, Tensor offsets,
+                        std::optional<Tensor> per_sample_weights,
+                        std::vector<int64_t> cores_per_table, std::vector<int64_t> num_embeddings,
+                        std::vector<int64_t> feature_table_map, int64_t pooling_mode,
+                        ScalarType output_dtype, bool allow_tf32, bool deterministic) {
+  const EmbeddingBagArguments arguments =
+      parse_embedding_bag_arguments(cores, indices, offsets, per_sample_weights, cores_per_table,
+                                    num_embeddings, feature_table_map, pooling_mode);
+  const ElementType output_type = parse_output_type(arguments, output_dtype);
+  const std::vector<int64_t> size = {arguments.output_rows, arguments.total_columns};
+  Tensor output = torch::stable::new_empty(cores[0], size, output_dtype);
+  Device::forward(arguments, output, output_type, allow_tf32, deterministic);
+  return output;
+}
+
+// Device::backward(arguments, grad), gradients like the cores.
+template <typename Device>
+std::vector<Tensor> tt_embedding_bag_backward(Tensor grad_output, std::vector<Tensor> cores,
+                                              Tensor indices, Tensor offsets,
+                                              std::optional<Tensor> per_sample_weights,
+                                              std::vector<int64_t> cores_per_table,
+                                              std::vector<int64_t> num_embeddings,
+                                              std::vector<int64_t> feature_table_map,
+                                              int64_t pooling_mode) {
+  const EmbeddingBagArguments arguments =
+      parse_embedding_bag_arguments(cores, indices, offsets, per_sample_weights, cores_per_table,
+                                    num_embeddings, feature_table_map, pooling_mode);
+  return Device::backward(arguments, parse_grad_output(arguments, grad_output));
+}
+
+// Device::weights_grad(arguments, grad, weights_grad)
+template <typename Device>
+Tensor tt_embedding_bag_weights_grad(Tensor grad_output, std::vector<Tensor> cores, Tensor indices,
+                                     Tensor offsets, std::optional<Tensor> per_sample_weights,
+                                     std::vector<int64_t> cores_per_table,
+                                     std::vector<int64_t> num_embeddings,
+                                     std::vector<int64_t> feature_table_map, int64_t pooling_mode) {
+  const EmbeddingBagArguments arguments =
+      parse_embedding_bag_arguments(cores, indices, offsets, per_sample_weights, cores_per_table,
+                                    num_embeddings, feature_table_map, pooling_mode);
+  const StridedMatrix grad = parse_grad_output(arguments, grad_output);
+  Tensor weights_grad = torch::stable::new_empty(cores[0], std::vector<int64_t>{arguments.bags.nnz},
+                                                 accumulation_dtype(arguments.core_type));
+  Device::weights_grad(arguments, grad, weights_grad);
+  return weights_grad;
+}
+
+// Device::backward_update(arguments, grad, states)
+template <typename Device>
+void tt_embedding_bag_backward_update(Tensor grad_output, std::vector<Tensor> cores,
+                                      std::vector<Tensor> momentum1, std::vector<Tensor> momentum2,
+                                      Tensor indices, Tensor offsets,
+                                      std::optional<Tensor> per_sample_weights,
+                                      std::vector<int64_t> cores_per_table,
+                                      std::vector<int64_t> num_embeddings,
+                                      std::vector<int64_t> feature_table_map, int64_t pooling_mode,
+                                      Tensor learning_rate, Tensor iter, std::string optimizer,
+                                      double eps, double beta1, double beta2, double weight_decay) {
+  const EmbeddingBagArguments arguments =
+      parse_embedding_bag_arguments(cores, indices, offsets, per_sample_weights, cores_per_table,
+                                    num_embeddings, feature_table_map, pooling_mode);
+  const StridedMatrix grad = parse_grad_output(arguments, grad_output);
+  const OptimizerStates states =
+      parse_optimizer_arguments(arguments, cores, momentum1, momentum2, learning_rate, iter,
+                                optimizer, eps, beta1, beta2, weight_decay);
+  Device::backward_update(arguments, grad, states);
+}
+
+template <typename Device>
+void register_operators(torch::stable::detail::StableLibrary& library) {
+  library.impl("tt_embedding_bag", TORCH_BOX(&tt_embedding_bag<Device>));
+  library.impl("tt_embedding_bag_backward", TORCH_BOX(&tt_embedding_bag_backward<Device>));
+  library.impl("tt_embedding_bag_weights_grad", TORCH_BOX(&tt_embedding_bag_weights_grad<Device>));
+  library.impl("tt_embedding_bag_backward_update",
+               TORCH_BOX(&tt_embedding_bag_backward_update<Device>));
+}
+
+}  // namespace flowtt
