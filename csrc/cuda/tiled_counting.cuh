@@ -117,10 +117,10 @@ __device__ __forceinline__ void count_batch(GroupingScratch& scratch,
   }
 }
 
-template <int kCores>
-__device__ __noinline__ void count_wide_bins(GroupingScratch& scratch, const TiledFeature& feature,
-                                             const BagBatch& batch, const BinPart& part,
-                                             int64_t first, int32_t count) {
+inline __device__ __noinline__ void count_wide_bins(GroupingScratch& scratch,
+                                                    const TiledFeature& feature,
+                                                    const BagBatch& batch, const BinPart& part,
+                                                    int64_t first, int32_t count) {
   uint32_t before = 0;
   for (int32_t base = 0; base < count; base += kPrepareThreads) {
     const int32_t item = base + static_cast<int32_t>(threadIdx.x);
@@ -128,7 +128,7 @@ __device__ __noinline__ void count_wide_bins(GroupingScratch& scratch, const Til
     if (item < count) {
       const int64_t id = load_index(batch.indices, batch.indices_are_int64, first + item);
       if (id < 0 || id >= feature.num_embeddings) trap_on_bad_lookup(feature, first + item, id);
-      bins[0] = split_wide<kCores>(feature, static_cast<uint64_t>(id)).bin;
+      bins[0] = split_wide(feature, static_cast<uint64_t>(id)).bin;
       before += bins[0] < part.first;
       bins[0] -= part.first;
     }
@@ -147,7 +147,6 @@ inline __device__ __noinline__ void find_bad_lookup(const TiledFeature& feature,
   }
 }
 
-template <int kCores>
 __device__ __forceinline__ void count_bins(GroupingScratch& scratch, const TiledGroup& group,
                                            const BagBatch& batch, const TiledRange& range,
                                            int32_t part_number, int32_t parts_shift) {
@@ -156,12 +155,12 @@ __device__ __forceinline__ void count_bins(GroupingScratch& scratch, const Tiled
   const int64_t first = range.first_lookup + scratch.chunk.first;
   const int32_t count = scratch.chunk.count;
   if (feature.num_embeddings > kMaxNarrowRows) {
-    count_wide_bins<kCores>(scratch, feature, batch, part, first, count);
+    count_wide_bins(scratch, feature, batch, part, first, count);
     return;
   }
   constexpr int kBatch = 8;  // ids loaded before the first is used
   const uint32_t num_embeddings = static_cast<uint32_t>(feature.num_embeddings);
-  const IdSplitter<kCores> splitter(feature);
+  const IdSplitter splitter(feature);
   uint32_t before = 0;
 #pragma unroll 1
   for (int32_t item = threadIdx.x; item - static_cast<int32_t>(threadIdx.x) < count;

@@ -120,15 +120,13 @@ void plan_rows(const BagBatch& batch, TiledPlan* plan) {
 }
 
 void plan_bins(TiledFeature* feature) {
-  const int major = feature->num_cores == 2 ? 0 : 1;
-  const int minor = 1 - major;
   int shift = 0;
-  while ((feature->p[major] - 1) >> shift >= kMaxTiledBins) ++shift;
-  const int32_t groups = ((feature->p[major] - 1) >> shift) + 1;
+  while ((feature->p[1] - 1) >> shift >= kMaxTiledBins) ++shift;
+  const int32_t groups = ((feature->p[1] - 1) >> shift) + 1;
   feature->bin_shift = static_cast<uint16_t>(shift);
-  feature->bin_split = static_cast<uint16_t>(std::min(feature->p[minor], kMaxTiledBins / groups));
+  feature->bin_split = static_cast<uint16_t>(std::min(feature->p[0], kMaxTiledBins / groups));
   feature->minor_scale = static_cast<uint32_t>(
-      std::min((int64_t{feature->bin_split} << 32) / feature->p[minor], int64_t{0xffffffff}));
+      std::min((int64_t{feature->bin_split} << 32) / feature->p[0], int64_t{0xffffffff}));
   feature->bins = static_cast<uint16_t>(groups * feature->bin_split);
 }
 

@@ -169,14 +169,13 @@ __device__ __forceinline__ bool find_bags(GroupingScratch& scratch, const TiledG
 }
 
 // Writes the lookups of the block to their places.
-template <int kCores>
 __device__ __forceinline__ void write_entries(const GroupingScratch& scratch, bool equal_bags,
                                               const TiledGroup& group, const BagBatch& batch,
                                               const TiledRange& range,
                                               const TiledWorkspace& workspace) {
   const SortedChunk& chunk = scratch.chunk;
   const TiledFeature& feature = group.features[chunk.feature];
-  const IdSplitter<kCores> splitter(feature);
+  const IdSplitter splitter(feature);
   const bool is_wide = feature.num_embeddings > kMaxNarrowRows;
   const bool sorts = (range.disabled & kGroupingDisabled) == 0;
   const EqualBags bags(chunk);
@@ -207,9 +206,8 @@ __device__ __forceinline__ void write_entries(const GroupingScratch& scratch, bo
       } else {
         sample = marked_sample(scratch.marks, batch, item);
       }
-      const LookupDigits digits = is_wide
-                                      ? split_wide<kCores>(feature, static_cast<uint64_t>(id[i]))
-                                      : splitter.split(static_cast<uint32_t>(id[i]));
+      const LookupDigits digits = is_wide ? split_wide(feature, static_cast<uint64_t>(id[i]))
+                                          : splitter.split(static_cast<uint32_t>(id[i]));
       const uint32_t entry =
           chunk.first_entry + (sorts ? place : static_cast<uint32_t>(chunk.begin + item));
       reinterpret_cast<uint4*>(workspace.entries)[entry] =
@@ -230,7 +228,6 @@ __device__ __forceinline__ void write_entries(const GroupingScratch& scratch, bo
 
 // Sorts one part of one run: part `number` % 2^parts_shift of run number / 2^parts_shift. Called by
 // all threads of the clusters that sort, after clear_counts.
-template <int kCores>
 __device__ __forceinline__ void group_run(GroupingScratch& scratch, const TiledGroup& group,
                                           const BagBatch& batch, const TiledRange& range,
                                           const TiledWorkspace& workspace, int32_t number,
@@ -244,7 +241,7 @@ __device__ __forceinline__ void group_run(GroupingScratch& scratch, const TiledG
   __syncthreads();
   TRACE(1);
   if (chunk.feature < 0) return;  // as in all blocks of the cluster
-  count_bins<kCores>(scratch, group, batch, range, number & ((1 << parts_shift) - 1), parts_shift);
+  count_bins(scratch, group, batch, range, number & ((1 << parts_shift) - 1), parts_shift);
   __syncthreads();
   TRACE(2);
   const uint32_t width = kMaxTiledBins >> parts_shift;
@@ -263,7 +260,7 @@ __device__ __forceinline__ void group_run(GroupingScratch& scratch, const TiledG
   __syncthreads();
   arrive_at_cluster(false);
   TRACE(5);
-  write_entries<kCores>(scratch, equal_bags, group, batch, range, workspace);
+  write_entries(scratch, equal_bags, group, batch, range, workspace);
   TRACE(6);
   // The others have fetched the places that are here.
   wait_for_cluster();

@@ -291,7 +291,6 @@ __device__ __forceinline__ void pack_exact_columns(const TiledFeature& feature,
 // core 1 or of core 3.
 template <int kRank1, int kRank2, int kQ3, typename core_t>
 struct ThreeCorePacking {
-  static constexpr int kCores = 3;
   static constexpr int kVectors = kMaxTiledQ * (kRank2 / 8) * 32;  // of a slice of core 2
   static constexpr int kTeams = kPrepareThreads / kVectors;
   // Slices of core 2 of a piece: 32 elements a thread.

@@ -32,11 +32,10 @@ inline constexpr int64_t kCheckpointBytes = int64_t{512} << 10;
 // Prefix products of a multiprocessor when fusion is disabled.
 inline constexpr int64_t kScratchBytesPerMultiprocessor = int64_t{160} << 10;
 
-// One lookup after sorting. Which digits of the id lie where depends on the number of cores:
-//   2: outer = i1 | i2 << 16, i2 = 0     3: outer = i1 | i3 << 16, i2 = i2
-//   4: outer = i1 | i4 << 16, i2 = i2 | i3 << 16
+// One lookup after sorting. Tables of two and of four cores are seen as if they had three, see
+// set_three_cores.
 struct __align__(16) GroupedLookup {
-  uint32_t outer;
+  uint32_t outer;  // i1 | i3 << 16
   uint32_t i2;
   uint32_t position;  // in `indices`, relative to range.first_lookup
   uint32_t sample;    // | kLoneLookup when its bag has exactly one lookup
@@ -95,9 +94,8 @@ struct TiledFeature {
   int32_t feature;
   int32_t table;
   int32_t first_pack_block;  // in the preparation launch; equal to the next feature's if it shares
-  // bin = (major digit >> bin_shift) * bin_split + minor digit * bin_split / its p; the major digit
-  // is i2 (i1 with 2 cores), the minor one i1 (i2 with 2 cores).
-  uint32_t minor_scale;  // bin_split / p of the minor digit, as a fraction of 2^32
+  // bin = (i2 >> bin_shift) * bin_split + i1 * bin_split / p1
+  uint32_t minor_scale;  // bin_split / p1, as a fraction of 2^32
   uint16_t bin_shift;
   uint16_t bin_split;
   uint16_t bins;

@@ -166,8 +166,8 @@ __global__ void __launch_bounds__(kPrepareThreads, kPrepareBlocksPerMultiprocess
     clear_counts(scratch.grouping);
     wait_for_previous_kernel();
     TRACE(0);
-    group_run<Packing::kCores>(scratch.grouping, group, batch, range, workspace,
-                               block / static_cast<int32_t>(cluster_blocks()), blocks.parts_shift);
+    group_run(scratch.grouping, group, batch, range, workspace,
+              block / static_cast<int32_t>(cluster_blocks()), blocks.parts_shift);
     return;
   }
   wait_for_previous_kernel();

@@ -245,8 +245,6 @@ __device__ __forceinline__ void pack_wide_core(const TiledFeature& feature,
 // packed elsewhere (suffix_pairs.cuh).
 template <bool kTwoCores, typename core_t>
 struct WidePacking {
-  static constexpr int kCores = 3;  // see set_three_cores
-
   struct Scratch {
     uint32_t warp_maxima[kPrepareWarps];
   };
