@@ -12,14 +12,6 @@
 
 namespace flowtt::cuda {
 
-#ifdef FLOWTT_TRACE
-__device__ long long g_trace[16][8];
-#define TRACE(i) \
-  if (threadIdx.x == 0 && blockIdx.x < 16) g_trace[blockIdx.x][i] = clock64()
-#else
-#define TRACE(i)
-#endif
-
 // Parts of the bins: a power of two, so that every thread has as many bins.
 inline constexpr int kMaxBinParts = kMaxTiledBins / kPrepareThreads;
 

@@ -239,19 +239,15 @@ __device__ __forceinline__ void group_run(GroupingScratch& scratch, const TiledG
                31 - __clz(blocks));
   }
   __syncthreads();
-  TRACE(1);
   if (chunk.feature < 0) return;  // as in all blocks of the cluster
   count_bins(scratch, group, batch, range, number & ((1 << parts_shift) - 1), parts_shift);
   __syncthreads();
-  TRACE(2);
   const uint32_t width = kMaxTiledBins >> parts_shift;
   count_shares(scratch, width, blocks);
   __syncthreads();
   arrive_at_cluster();
   const bool equal_bags = find_bags(scratch, group, batch, range);
-  TRACE(3);
   wait_for_cluster();
-  TRACE(4);
   place_bins(scratch, width, cluster_rank(), blocks);
   __syncthreads();
   arrive_at_cluster();
@@ -259,9 +255,7 @@ __device__ __forceinline__ void group_run(GroupingScratch& scratch, const TiledG
   fetch_places(scratch, width, cluster_rank(), blocks);
   __syncthreads();
   arrive_at_cluster(false);
-  TRACE(5);
   write_entries(scratch, equal_bags, group, batch, range, workspace);
-  TRACE(6);
   // The others have fetched the places that are here.
   wait_for_cluster();
 }

@@ -165,7 +165,6 @@ __global__ void __launch_bounds__(kPrepareThreads, kPrepareBlocksPerMultiprocess
   if (block < blocks.sorting) {
     clear_counts(scratch.grouping);
     wait_for_previous_kernel();
-    TRACE(0);
     group_run(scratch.grouping, group, batch, range, workspace,
               block / static_cast<int32_t>(cluster_blocks()), blocks.parts_shift);
     return;

@@ -83,16 +83,9 @@ struct SortingShape {
   int parts_shift;
 };
 
-#ifdef FLOWTT_TRACE
-inline SortingShape g_shape{-1, 0};
-#endif
-
 // Clusters as large as an average feature needs, smaller ones if there are many features, and as
 // many clusters a run as leave room for the blocks that do the rest.
 inline SortingShape choose_sorting(int64_t lookups, int64_t features, const ClusterLimits& limits) {
-#ifdef FLOWTT_TRACE
-  if (g_shape.cluster_shift >= 0) return g_shape;
-#endif
   constexpr int64_t kLookupsPerBlock = 1024;
   constexpr int64_t kTakenPerBlock = 5 * kPrepareThreads / 2;
   const int64_t average = (lookups + features - 1) / features;
