@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <utility>
 
 #include "tiled_checkpoints.cuh"
 #include "tiled_emission.cuh"
@@ -80,21 +81,21 @@ __device__ __forceinline__ void contract_window(const Tile& tile, uint32_t plan,
     } else if ((own_place & kFirstOfPrefix) != 0) {
       Chain::load_prefix(prefix, read_tile, own_place >> 16);
     }
-    const uint2 target = load_shared_pair(row_address + offsetof(PlannedRow, target));
-    const uint32_t factor = load_shared_word(row_address + offsetof(PlannedRow, factor));
+    const uint2 tail = load_shared_pair(row_address + offsetof(PlannedRow, target));
     row_address += sizeof(PlannedRow);
     const uint2 next = load_shared_pair(row_address + (kRowsAhead - 1) * sizeof(PlannedRow));
     float columns[4];
     Chain::compute_row(columns, prefix, third);
     Chain::load_third(third, workspace, next.x + third_lane);
     place = next.y;
-    emitter.emit(columns, own_place, static_cast<uint64_t>(target.y) << 32 | target.x,
-                 __uint_as_float(factor));
+    emitter.emit(columns, own_place, tail.x, tail.y);
     return (own_place & kLastRow) != 0;
   };
   // Each place of the unrolled loop has registers of its own for what is on its way.
-  static_assert(kRowsAhead == 2);
-  while (!step(place[0], third[0]) && !step(place[1], third[1])) {
+  const auto round = [&]<int... kPlaces>(std::integer_sequence<int, kPlaces...>) {
+    return (step(place[kPlaces], third[kPlaces]) || ...);
+  };
+  while (!round(std::make_integer_sequence<int, kRowsAhead>())) {
   }
   if (publishes) {
     Checkpoint<Chain>(workspace, first_slice(0, 0), second_slice(0)).publish(prefix);

@@ -26,8 +26,9 @@ class RowEmitter {
 
   // `row`: as Chain::compute_row leaves it; the rest as in PlannedRow, the same in all lanes. By
   // whole warps.
-  __device__ __forceinline__ void emit(const float (&row)[4], uint32_t place, uint64_t target,
-                                       float factor) const {
+  __device__ __forceinline__ void emit(const float (&row)[4], uint32_t place, uint32_t target,
+                                       uint32_t factor_bits) const {
+    const float factor = __uint_as_float(factor_bits);
     float2 pairs[Chain::kPairs];
     Chain::own_pairs(pairs, row, lane_);
     const uint32_t kind = place & kRowKind;
@@ -38,7 +39,7 @@ class RowEmitter {
     } else if (kind == kStore16Bits) {
       store_16_bits(pairs, factor, target);
     } else {
-      emit_each(pairs, static_cast<uint32_t>(target), target >> 32);
+      emit_each(pairs, target, factor_bits);
     }
   }
 
@@ -73,10 +74,12 @@ class RowEmitter {
     }
   }
 
-  // Stored rows are not read again soon, so they need no place in the caches.
+  // `element`: the row's first in the output. Stored rows are not read again soon, so they need no
+  // place in the caches.
+  template <typename Element>
   __device__ __forceinline__ void store_fp32(const Pairs& pairs, float factor,
-                                             uint64_t target) const {
-    float* const row = reinterpret_cast<float*>(target) + lane_column();
+                                             Element element) const {
+    float* const row = static_cast<float*>(output_.data) + (element + lane_column());
     visit(
         pairs,
         [&](int columns, float2 value) {
@@ -86,9 +89,10 @@ class RowEmitter {
         [&](int column, float value) { __stcs(row + column, value * factor); });
   }
 
+  template <typename Element>
   __device__ __forceinline__ void store_16_bits(const Pairs& pairs, float factor,
-                                                uint64_t target) const {
-    __half* const row = reinterpret_cast<__half*>(target) + lane_column();
+                                                Element element) const {
+    __half* const row = static_cast<__half*>(output_.data) + (element + lane_column());
     visit(
         pairs,
         [&](int columns, float2 value) {
@@ -105,23 +109,21 @@ class RowEmitter {
         });
   }
 
-  __device__ __forceinline__ void buffer(const Pairs& pairs, float factor, uint64_t target) const {
+  __device__ __forceinline__ void buffer(const Pairs& pairs, float factor, uint32_t element) const {
     if constexpr (Chain::kParts == 1) {
-      __half* const row = reinterpret_cast<__half*>(target) + lane_column();
+      __half* const row = static_cast<__half*>(workspace_.rows) + (element + lane_column());
       visit(
           pairs,
           [&](int columns, float2 value) {
-            __stcg(reinterpret_cast<uint32_t*>(row + columns),
-                   round_pair(value.x * factor, value.y * factor));
+            *reinterpret_cast<uint32_t*>(row + columns) =
+                round_pair(value.x * factor, value.y * factor);
           },
           [&](int column, float value) { row[column] = __float2half_rn(value * factor); });
     } else {
-      float* const row = reinterpret_cast<float*>(target) + lane_column();
+      float* const row = static_cast<float*>(workspace_.rows) + (element + lane_column());
       visit(
           pairs,
-          [&](int columns, float2 value) {
-            __stcg(reinterpret_cast<float2*>(row + columns), value);
-          },
+          [&](int columns, float2 value) { *reinterpret_cast<float2*>(row + columns) = value; },
           [&](int column, float value) { row[column] = value; });
     }
   }
@@ -142,18 +144,19 @@ class RowEmitter {
   __device__ __forceinline__ void emit_each(const Pairs& pairs, uint32_t lanes,
                                             uint32_t slot) const {
     if (slot != kAddedRow) {
-      buffer(pairs, buffered_row_scale<Chain>(), buffered_row<Chain>(workspace_, slot));
+      buffer(pairs, buffered_row_scale<Chain>(), slot * workspace_.buffered_row_elements);
     }
     for (; lanes != 0; lanes &= lanes - 1) {
       const uint2 lookup = plan_.lookups[lowest_lane(lanes)];
       const float factor = __uint_as_float(lookup.y);
       const uint32_t sample = lookup.x & ~kLoneLookup;
+      const int64_t element = sample * output_.row_stride + feature_.output_column;
       if ((lookup.x & kLoneLookup) == 0) {
         if (slot == kAddedRow) add(pairs, factor, sample);
       } else if (output_.type == ElementType::kFloat32) {
-        store_fp32(pairs, factor, output_row(output_, feature_, sample));
+        store_fp32(pairs, factor, element);
       } else {
-        store_16_bits(pairs, factor, output_row(output_, feature_, sample));
+        store_16_bits(pairs, factor, element);
       }
     }
   }

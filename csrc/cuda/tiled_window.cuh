@@ -14,13 +14,13 @@ namespace flowtt::cuda {
 // Rows whose slices of core 3 are on their way while one is computed.
 inline constexpr int kRowsAhead = 2;
 
-// A distinct id. The first two words are read when loads start ahead, the others with the row.
-struct PlannedRow {
+// A distinct id. The halves are read apart: the first when loads start ahead, the second when the
+// row is finished.
+struct __align__(16) PlannedRow {
   uint32_t third;   // slice of core 3, in bytes
   uint32_t place;   // of its P_x in the tile, in bytes << 16 | number of the tile << 8 | flags
-  uint64_t target;  // address of the row; kEmitEach: slot or kAddedRow << 32 | its lookups' lanes
-  float factor;     // of the scaled row
-  uint32_t unused;
+  uint32_t target;  // first element of its row in the output or in `rows`, or its lookups' lanes
+  uint32_t factor;  // bits of the scaled row's factor; kEmitEach: a slot or kAddedRow
 };
 inline constexpr uint32_t kStoreFp32 = 0;    // the only lookup is of a bag of one lookup
 inline constexpr uint32_t kBufferRow = 1;    // its lookups are of larger bags
@@ -92,7 +92,8 @@ __device__ __forceinline__ int rows_before_prefix(const WindowGroups& groups) {
 }
 
 // Where the row of the lane's id goes: its kind, and the slot of the lookups that are buffered or
-// kAddedRow. `used_slots`, in shared memory, counts the block's.
+// kAddedRow. `is_near`: the lookup's row in the output lies within 2^32 elements. `used_slots`, in
+// shared memory, counts the block's.
 struct RowTarget {
   uint32_t kind;
   uint32_t slot;
@@ -102,13 +103,13 @@ __device__ __forceinline__ RowTarget choose_target(const WindowGroups& groups,
                                                    const GroupedLookup& lookup,
                                                    const TiledRange& range,
                                                    const TiledWorkspace& workspace,
-                                                   ElementType output_type, uint32_t first_entry,
-                                                   int32_t* used_slots) {
+                                                   ElementType output_type, bool is_near,
+                                                   uint32_t first_entry, int32_t* used_slots) {
   const int lane = threadIdx.x % 32;
   const bool is_lone = (lookup.sample & kLoneLookup) != 0;
   const uint32_t lone = __ballot_sync(kAllLanes, is_lone) & groups.id;
   RowTarget row{kEmitEach, kAddedRow};
-  if (is_lone && (groups.id & (groups.id - 1)) == 0) {
+  if (is_lone && (groups.id & (groups.id - 1)) == 0 && is_near) {
     row.kind = output_type == ElementType::kFloat32 ? kStoreFp32 : kStore16Bits;
   }
   if (workspace.rows == nullptr) return row;
@@ -133,22 +134,6 @@ __device__ __forceinline__ float scaled(float value, int32_t exponent) {
   const int32_t half = min(max(exponent >> 1, -126), 127);
   const int32_t rest = min(max(exponent - half, -126), 127);
   return value * __int_as_float((half + 127) << 23) * __int_as_float((rest + 127) << 23);
-}
-
-// Addresses of rows. They are computed here, by the lane that looks after the row: with all of them
-// in the loop over rows, loads of constants would delay every store.
-__device__ __forceinline__ uint64_t output_row(const PooledOutput& output,
-                                               const TiledFeature& feature, uint32_t sample) {
-  const int element = output.type == ElementType::kFloat32 ? 4 : 2;
-  return reinterpret_cast<uint64_t>(output.data) +
-         (sample * output.row_stride + feature.output_column) * element;
-}
-
-template <typename Chain>
-__device__ __forceinline__ uint64_t buffered_row(const TiledWorkspace& workspace, uint32_t slot) {
-  constexpr int kElement = Chain::kParts == 1 ? 2 : 4;
-  return reinterpret_cast<uint64_t>(workspace.rows) +
-         static_cast<uint64_t>(slot) * (workspace.buffered_row_elements * kElement);
 }
 
 // What a scaled row is multiplied by when it is buffered.
@@ -194,8 +179,11 @@ __device__ __forceinline__ void plan_window(WindowPlan& plan, const GroupedLooku
   const uint32_t ids_before = groups.prefix & groups.first_of_ids & lanes_before(lane);
   const int rank = rows_before_prefix(groups) + __popc(ids_before);
   const int rows = __popc(groups.first_of_ids);
+  const uint64_t element =
+      (lookup.sample & ~kLoneLookup) * output.row_stride + feature.output_column;
   const RowTarget target =
-      choose_target(groups, lookup, range, workspace, output.type, first_entry, used_slots);
+      choose_target(groups, lookup, range, workspace, output.type,
+                    (element + feature.embedding_dim) >> 32 == 0, first_entry, used_slots);
   const float factor = scaled(weight, -exponent);
   plan.lookups[lane] = make_uint2(lookup.sample, __float_as_uint(factor));
   const uint32_t third =
@@ -209,14 +197,14 @@ __device__ __forceinline__ void plan_window(WindowPlan& plan, const GroupedLooku
         (rank == rows - 1 ? kLastRow : 0) |
         (groups.prefix == kAllLanes && (range.disabled & kCheckpointsDisabled) == 0 ? kHeavyPrefix
                                                                                     : 0);
-    row.target = output_row(output, feature, lookup.sample & ~kLoneLookup);
-    row.factor = factor;
-    row.unused = 0;
+    row.target = static_cast<uint32_t>(element);
+    row.factor = __float_as_uint(factor);
     if (target.kind == kBufferRow) {
-      row.target = buffered_row<Chain>(workspace, target.slot);
-      row.factor = buffered_row_scale<Chain>();
+      row.target = target.slot * workspace.buffered_row_elements;
+      row.factor = __float_as_uint(buffered_row_scale<Chain>());
     } else if (target.kind == kEmitEach) {
-      row.target = static_cast<uint64_t>(target.slot) << 32 | groups.id;
+      row.target = groups.id;
+      row.factor = target.slot;
     }
     plan.rows[rank] = row;
   }
