@@ -11,6 +11,7 @@
 
 #include "chain_layout.h"
 #include "float_types.cuh"
+#include "predicated_load.cuh"
 
 namespace flowtt::cuda {
 
@@ -73,34 +74,9 @@ struct SliceVector {
       std::conditional_t<kBytes == 8, uint2, std::conditional_t<kBytes == 4, uint32_t, uint16_t>>>;
   Words words;
 
-  // Zeros unless `is_there`. A predicated load: the compiler would branch around each.
+  // Zeros unless `is_there`.
   __device__ __forceinline__ void load(const core_t* source, bool is_there) {
-    const int there = is_there;
-    if constexpr (kBytes == 16) {
-      asm volatile(
-          "{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %5, 0;\n\tmov.b32 %0, 0;\n\tmov.b32 %1, 0;\n\t"
-          "mov.b32 %2, 0;\n\tmov.b32 %3, 0;\n\t@p ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];\n\t}"
-          : "=&r"(words.x), "=&r"(words.y), "=&r"(words.z), "=&r"(words.w)
-          : "l"(source), "r"(there));
-    } else if constexpr (kBytes == 8) {
-      asm volatile(
-          "{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %3, 0;\n\tmov.b32 %0, 0;\n\tmov.b32 %1, 0;\n\t"
-          "@p ld.global.nc.v2.b32 {%0, %1}, [%2];\n\t}"
-          : "=&r"(words.x), "=&r"(words.y)
-          : "l"(source), "r"(there));
-    } else if constexpr (kBytes == 4) {
-      asm volatile(
-          "{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %2, 0;\n\tmov.b32 %0, 0;\n\t"
-          "@p ld.global.nc.b32 %0, [%1];\n\t}"
-          : "=&r"(words)
-          : "l"(source), "r"(there));
-    } else {
-      asm volatile(
-          "{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %2, 0;\n\tmov.b16 %0, 0;\n\t"
-          "@p ld.global.nc.b16 %0, [%1];\n\t}"
-          : "=&h"(words)
-          : "l"(source), "r"(there));
-    }
+    load_if<kBytes>(words, source, is_there);
   }
   template <typename acc_t>
   __device__ __forceinline__ void unpack(acc_t (&values)[kColumns]) const {
@@ -140,7 +116,7 @@ __device__ __forceinline__ void multiply_tiles(const ChainLevel& level, const ac
         vectors[u].load(source, a + u < inner);
         source += columns;
         // Or the compiler keeps all these addresses in registers.
-        asm volatile("" : "+l"(source));
+        forget(source);
       }
     };
     if (has_tile) load_ahead(0);

@@ -88,6 +88,22 @@ __device__ __forceinline__ void store_shared_vector(uint32_t address, uint4 v) {
                : "memory");
 }
 
+// Device memory by 64-bit addresses.
+__device__ __forceinline__ uint4 load_global_vector(uint64_t address) {
+  uint4 v;
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(address)
+               : "memory");
+  return v;
+}
+
+__device__ __forceinline__ void store_global_vector(uint64_t address, uint4 v) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(v.x), "r"(v.y),
+               "r"(v.z), "r"(v.w)
+               : "memory");
+}
+
 // The value itself, in a register: a result of an instruction that the compiler cannot repeat. It
 // would rather compute addresses again at each use, 30 instructions a row. By whole warps.
 template <typename T>

@@ -24,17 +24,10 @@ struct ScratchTile {
 
   __device__ __forceinline__ ScratchTile at(uint32_t offset) const { return {address + offset}; }
   __device__ __forceinline__ uint4 load(uint32_t offset) const {
-    uint4 v;
-    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(address + offset)
-                 : "memory");
-    return v;
+    return load_global_vector(address + offset);
   }
   __device__ __forceinline__ void store(uint32_t offset, uint4 v) const {
-    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address + offset), "r"(v.x),
-                 "r"(v.y), "r"(v.z), "r"(v.w)
-                 : "memory");
+    store_global_vector(address + offset, v);
   }
 };
 

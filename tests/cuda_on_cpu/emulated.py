@@ -1,0 +1,66 @@
+"""The operators of the CUDA kernels on CPU tensors, and the device they think they run on."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import enum
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.cuda_on_cpu import build
+from tests.gpu.calls import Call
+from torchrec_flowtt.ops.schemas import SCHEMAS
+
+
+class Order(enum.IntEnum):
+    """Which of the threads that can run comes next; names of grid.h."""
+
+    ASCENDING = 0
+    DESCENDING = 1
+    RANDOM = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """As in grid.h. Before compute capability 9 there are no clusters."""
+
+    multiprocessors: int = 4
+    capability_major: int = 9
+    max_cluster: int = 16
+    order: Order = Order.ASCENDING
+    seed: int = 1
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    for name, schema in SCHEMAS.items():
+        torch.library.define(f"{build.NAMESPACE}::{name}", schema)
+    path = build.library()
+    torch.ops.load_library(path)
+    library = ctypes.CDLL(str(path))
+    library.cuda_on_cpu_set_device.argtypes = [ctypes.c_int] * 4 + [ctypes.c_uint64]
+    library.cuda_on_cpu_set_device.restype = None
+    return library
+
+
+def operators(device: Device) -> Any:
+    """``torch.ops.flowtt`` whose kernels are the CUDA ones, from now on on this device."""
+    _library().cuda_on_cpu_set_device(*dataclasses.astuple(device))
+    return getattr(torch.ops, build.NAMESPACE)
+
+
+def forward(
+    call: Call,
+    device: Device | None = None,
+    output_dtype: torch.dtype = torch.float32,
+    allow_tf32: bool = False,
+    deterministic: bool = False,
+) -> Tensor:
+    """``tt_embedding_bag`` of a call whose tensors are on the CPU."""
+    return operators(device or Device()).tt_embedding_bag(
+        *call.operands(), output_dtype, allow_tf32, deterministic
+    )

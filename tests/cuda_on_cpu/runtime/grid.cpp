@@ -1,0 +1,295 @@
+// The scheduler: which thread runs next, which blocks are resident, what waits for what.
+
+#include "grid.h"
+
+#include <algorithm>
+#include <cstdarg>
+#include <cstdio>
+#include <cstring>
+#include <deque>
+#include <numeric>
+#include <random>
+
+#include "fiber.h"
+
+namespace cuda_on_cpu {
+
+Device device;
+Fiber* current;
+dim3 block_dimensions;
+dim3 grid_dimensions;
+int next_variable;
+
+namespace {
+
+constexpr int kThreadsPerMultiprocessor = 2048;
+constexpr size_t kSharedBytesPerMultiprocessor = 228 << 10;
+constexpr size_t kMaxDynamicBytes = 227 << 10;
+constexpr size_t kGapBytes = 256;
+constexpr size_t kVariableBytes = 48 << 10;
+constexpr uint32_t kFirstAddress = 1024;
+// Shared memory starts as NaN and huge counts.
+constexpr int kUninitialised = 0xff;
+// So many turns in a row without a thread that arrives or ends: it will not happen any more.
+constexpr int64_t kMaxIdleTurns = 20'000'000;
+
+std::deque<Fiber*> ready;
+std::mt19937_64 generator;
+const std::function<void()>* body;
+bool failed;
+int64_t idle_turns;
+
+Fiber* next_fiber() {
+  Fiber* fiber = nullptr;
+  if (device.order == Order::kRandom) {
+    std::swap(ready[generator() % ready.size()], ready.back());
+  }
+  if (device.order == Order::kAscending) {
+    fiber = ready.front();
+    ready.pop_front();
+  } else {
+    fiber = ready.back();
+    ready.pop_back();
+  }
+  return fiber;
+}
+
+void end_fiber() {
+  Fiber& fiber = *current;
+  if (!fiber.copies.empty()) fail("a thread ends before its asynchronous copies have arrived");
+  fiber.ended = true;
+  fiber.warp->barrier.leave();
+  fiber.block->barrier.leave();
+  fiber.block->cluster->barrier.leave();
+  idle_turns = 0;
+}
+
+void run_fiber() {
+  (*body)();
+  end_fiber();
+  suspend();
+}
+
+std::unique_ptr<Block> make_block(size_t dynamic_bytes) {
+  auto block = std::make_unique<Block>();
+  constexpr size_t kAlignment = 1024;
+  const size_t bytes = dynamic_bytes + kGapBytes + kVariableBytes;
+  block->storage = std::make_unique_for_overwrite<std::byte[]>(bytes + kAlignment);
+  void* start = block->storage.get();
+  size_t space = bytes + kAlignment;
+  block->shared = static_cast<std::byte*>(std::align(kAlignment, bytes, start, space));
+  block->dynamic_bytes = dynamic_bytes;
+  block->shared_bytes = dynamic_bytes + kGapBytes;
+  std::memset(block->shared, kUninitialised, bytes);
+  return block;
+}
+
+std::unique_ptr<Cluster> start_cluster(unsigned first_block, int size, size_t dynamic_bytes) {
+  auto cluster = std::make_unique<Cluster>();
+  const int threads = static_cast<int>(block_dimensions.x);
+  cluster->barrier.members = size * threads;
+  for (int rank = 0; rank < size; ++rank) {
+    cluster->blocks.push_back(make_block(dynamic_bytes));
+    Block& block = *cluster->blocks.back();
+    const unsigned number = first_block + rank;
+    block.index = {number % grid_dimensions.x, number / grid_dimensions.x, 0};
+    block.rank = rank;
+    block.cluster = cluster.get();
+    block.barrier.members = threads;
+    block.warps.resize((threads + kLanes - 1) / kLanes);
+    for (int thread = 0; thread < threads; ++thread) {
+      auto fiber = std::make_unique<Fiber>();
+      fiber->thread = {static_cast<unsigned>(thread), 0, 0};
+      fiber->lane = thread % kLanes;
+      fiber->warp = &block.warps[thread / kLanes];
+      ++fiber->warp->barrier.members;
+      fiber->block = &block;
+      start_on_new_stack(fiber.get(), run_fiber);
+      ready.push_back(fiber.get());
+      cluster->fibers.push_back(std::move(fiber));
+    }
+  }
+  cluster->live = cluster->fibers.size();
+  return cluster;
+}
+
+void end_cluster(const Cluster& cluster) {
+  for (const auto& fiber : cluster.fibers) {
+    if (!give_stack_back(fiber.get())) {
+      std::fprintf(stderr, "cuda_on_cpu: the stack of a thread was too small\n");
+      failed = true;
+    }
+  }
+  for (const auto& block : cluster.blocks) {
+    const std::byte* gap = block->shared + block->dynamic_bytes;
+    if (!std::all_of(gap, gap + kGapBytes,
+                     [](std::byte value) { return value == std::byte{kUninitialised}; })) {
+      std::fprintf(stderr, "cuda_on_cpu: block %u wrote beyond its shared memory\n",
+                   block->index.x);
+      failed = true;
+    }
+  }
+}
+
+std::vector<unsigned> order_of_clusters(unsigned count) {
+  std::vector<unsigned> order(count);
+  std::iota(order.begin(), order.end(), 0u);
+  if (device.order == Order::kDescending) std::reverse(order.begin(), order.end());
+  if (device.order == Order::kRandom) std::shuffle(order.begin(), order.end(), generator);
+  return order;
+}
+
+size_t resident_clusters(size_t dynamic_bytes, int size) {
+  const size_t by_threads = kThreadsPerMultiprocessor / block_dimensions.x;
+  const size_t by_memory = kSharedBytesPerMultiprocessor / (dynamic_bytes + 1024);
+  const size_t blocks = std::max<size_t>(std::min(by_threads, by_memory), 1);
+  return std::max<size_t>(device.multiprocessors * blocks / size, 1);
+}
+
+}  // namespace
+
+uint64_t Barrier::arrive() {
+  const uint64_t arrival = generation;
+  idle_turns = 0;
+  if (++arrived == members) release();
+  return arrival;
+}
+
+void Barrier::wait(uint64_t arrival) {
+  if (generation != arrival) return;
+  waiting.push_back(current);
+  suspend();
+}
+
+void Barrier::leave() {
+  if (--members > 0 && arrived == members) release();
+}
+
+void Barrier::release() {
+  arrived = 0;
+  ++generation;
+  ready.insert(ready.end(), waiting.begin(), waiting.end());
+  waiting.clear();
+}
+
+void* Block::variable(int number, size_t bytes, size_t alignment) {
+  const auto [entry, is_new] = variables.try_emplace(number, 0);
+  if (is_new) {
+    entry->second = (shared_bytes + alignment - 1) / alignment * alignment;
+    shared_bytes = entry->second + bytes;
+    if (shared_bytes > dynamic_bytes + kGapBytes + kVariableBytes) {
+      fail("the static shared variables take more than %zu bytes", kVariableBytes);
+    }
+  }
+  return shared + entry->second;
+}
+
+uint32_t shared_address(const void* pointer) {
+  const Block& block = *current->block;
+  const auto offset = static_cast<const std::byte*>(pointer) - block.shared;
+  if (offset < 0 || offset > static_cast<ptrdiff_t>(block.shared_bytes)) {
+    fail("the address of something that is not in shared memory");
+  }
+  return static_cast<uint32_t>(offset) + kFirstAddress;
+}
+
+void* shared_pointer(const Block& block, uint32_t address, size_t bytes) {
+  const size_t offset = address - size_t{kFirstAddress};
+  if (address < kFirstAddress || offset + bytes > block.shared_bytes || address % bytes != 0) {
+    fail("%zu bytes of shared memory at %zu of %zu", bytes, offset, block.shared_bytes);
+  }
+  return block.shared + offset;
+}
+
+void fail(const char* format, ...) {
+  std::fprintf(stderr, "cuda_on_cpu: block %u, thread %u: ", current->block->index.x,
+               current->thread.x);
+  va_list arguments;
+  va_start(arguments, format);
+  std::vfprintf(stderr, format, arguments);
+  va_end(arguments);
+  std::fputc('\n', stderr);
+  failed = true;
+  while (true) suspend();
+}
+
+void give_way() {
+  // Where the next thread is the last that could run, a turn at the other end lets the others go.
+  if (device.order == Order::kDescending) {
+    ready.push_front(current);
+  } else {
+    ready.push_back(current);
+  }
+  suspend();
+}
+
+bool toss() { return device.order == Order::kRandom && (generator() & 1) != 0; }
+
+const Exchange& exchange(Operation operation, unsigned mask, const void* value, size_t bytes) {
+  Warp& warp = *current->warp;
+  if (mask != kWholeWarp) fail("a warp-wide operation of lanes %08x, not of all", mask);
+  Exchange& values = warp.exchanges[warp.barrier.generation & 1];
+  if (warp.barrier.arrived == 0) {
+    values.operation = operation;
+    values.present = 0;
+  }
+  if (values.operation != operation) fail("lanes of a warp meet in different operations");
+  values.present |= 1u << current->lane;
+  std::memcpy(values.slots[current->lane], value, bytes);
+  warp.barrier.wait(warp.barrier.arrive());
+  return values;
+}
+
+bool run_grid(dim3 grid, dim3 block, size_t shared_bytes, int cluster,
+              const std::function<void()>& kernel) {
+  const unsigned blocks = grid.x * grid.y;
+  if (blocks % cluster != 0 || cluster > device.max_cluster || shared_bytes > kMaxDynamicBytes ||
+      block.x > 1024 || grid.z * block.y * block.z != 1) {
+    std::fprintf(stderr, "cuda_on_cpu: a launch of %u blocks of %u threads, clusters of %d and %zu "
+                 "bytes of shared memory\n", blocks, block.x, cluster, shared_bytes);
+    return false;
+  }
+  block_dimensions = block;
+  grid_dimensions = grid;
+  body = &kernel;
+  failed = false;
+  idle_turns = 0;
+  const std::vector<unsigned> order = order_of_clusters(blocks / cluster);
+  const size_t most = resident_clusters(shared_bytes, cluster);
+  std::map<const Cluster*, std::unique_ptr<Cluster>> resident;
+  size_t started = 0;
+  while (!failed) {
+    while (resident.size() < most && started < order.size()) {
+      auto next = start_cluster(order[started++] * cluster, cluster, shared_bytes);
+      resident.emplace(next.get(), std::move(next));
+    }
+    if (resident.empty()) break;
+    if (ready.empty() || ++idle_turns > kMaxIdleTurns) {
+      std::fprintf(stderr, "cuda_on_cpu: %zu clusters wait for ever\n", resident.size());
+      failed = true;
+      break;
+    }
+    current = next_fiber();
+    resume(current);
+    if (!current->ended) continue;
+    Cluster& its_cluster = *current->block->cluster;
+    if (--its_cluster.live > 0) continue;
+    end_cluster(its_cluster);
+    resident.erase(&its_cluster);
+  }
+  for (const auto& [key, left] : resident) {
+    for (const auto& fiber : left->fibers) give_stack_back(fiber.get());
+  }
+  ready.clear();
+  current = nullptr;
+  return !failed;
+}
+
+}  // namespace cuda_on_cpu
+
+extern "C" __attribute__((visibility("default"))) void cuda_on_cpu_set_device(
+    int multiprocessors, int capability_major, int max_cluster, int order, uint64_t seed) {
+  cuda_on_cpu::device = {multiprocessors, capability_major, max_cluster,
+                         static_cast<cuda_on_cpu::Order>(order), seed};
+  cuda_on_cpu::generator.seed(seed);
+}
