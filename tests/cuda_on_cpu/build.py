@@ -153,7 +153,12 @@ def library() -> Path:
         if not target.exists():
             for old in BUILD.glob("*.so"):
                 old.unlink()
-            torch_libraries = [f"-L{_torch_dir()}/lib", "-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu"]
+            torch_libraries = [
+                f"-L{_torch_dir()}/lib",
+                "-Wl,--no-as-needed",
+                "-ltorch",
+                "-ltorch_cpu",
+            ]
             command = [compiler, "-shared", *map(str, objects), *torch_libraries]
             subprocess.run([*command, "-o", str(target)], check=True)
     return target

@@ -1,0 +1,99 @@
+"""The general kernels, forward and backward, against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests import reference
+from tests.cuda_on_cpu.emulated import Device, Order, forward, operators
+from tests.gpu.calls import MEAN, NONE, SUM, Call, Table, make_call
+from tests.gpu.expected import assert_matches, expect
+from tests.gpu.shapes import SMALL, TABLES, one
+
+ORDERS = list(Order)
+# Prefix products that do not fit into shared memory.
+GLOBAL_SCRATCH = one((2, 2, 2), (16, 8, 4), (1024, 128))
+
+
+@pytest.fixture(autouse=True)
+def _general(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLOWTT_CUDA_FORWARD", "general")
+
+
+def call_of(name: str, **options: object) -> Call:
+    tables = TABLES[name]
+    return make_call(tables.tables, feature_table_map=tables.feature_table_map, **options)
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("order", ORDERS, ids=lambda order: order.name.lower())
+def test_forward_and_backward(name: str, order: Order) -> None:
+    device = Device(multiprocessors=3, order=order)
+    call = call_of(name, weighted=True, pooling_mode=MEAN)
+    expected = expect(call)
+    assert_matches(forward(call, device), expected.output)
+    grad = call.grad_output()
+    cores, weights = expected.gradients(grad)
+    actual = operators(device).tt_embedding_bag_backward(grad, *call.operands())
+    for core, right in zip(actual, cores, strict=True):
+        assert_matches(core, right)
+    assert_matches(operators(device).tt_embedding_bag_weights_grad(grad, *call.operands()), weights)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["three cores", "prime sizes", "different tables"])
+def test_dtypes(dtype: torch.dtype, name: str) -> None:
+    call = call_of(name, dtype=dtype, weighted=True)
+    output_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+    expected = expect(call)
+    assert_matches(forward(call, output_dtype=output_dtype), expected.output)
+    grad = call.grad_output()
+    actual = operators(Device()).tt_embedding_bag_backward(grad, *call.operands())
+    for core, right in zip(actual, expected.gradients(grad)[0], strict=True):
+        assert_matches(core, right)
+
+
+@pytest.mark.parametrize("pooling_mode", [SUM, NONE])
+@pytest.mark.parametrize("multiprocessors", [1, 200])
+def test_devices_and_rows_without_pooling(pooling_mode: int, multiprocessors: int) -> None:
+    call = make_call([Table((5, 6, 7), (2, 4, 4), (8, 3))], pooling_mode=pooling_mode)
+    assert_matches(forward(call, Device(multiprocessors)), expect(call).output)
+
+
+def test_scratch_in_global_memory() -> None:
+    call = make_call(GLOBAL_SCRATCH.tables, batch_size=3, max_length=2, weighted=True)
+    expected = expect(call)
+    assert_matches(forward(call), expected.output)
+    grad = call.grad_output()
+    actual = operators(Device()).tt_embedding_bag_backward(grad, *call.operands())
+    for core, right in zip(actual, expected.gradients(grad)[0], strict=True):
+        assert_matches(core, right)
+
+
+@pytest.mark.parametrize("optimizer", ["exact_sgd", "exact_row_wise_adagrad", "adam"])
+@pytest.mark.parametrize("order", [Order.ASCENDING, Order.RANDOM], ids=["ascending", "random"])
+def test_optimizer_steps(optimizer: str, order: Order) -> None:
+    call = call_of("different tables", weighted=True)
+    rule = reference.Optimizer(optimizer, learning_rate=0.1)
+    momentum1, momentum2 = reference.optimizer_states(rule, call.cores)
+    right = [[tensor.double() for tensor in state] for state in (call.cores, momentum1, momentum2)]
+    for iteration in (1, 2):
+        grad = call.grad_output(seed=iteration)
+        reference.step(rule, *right, call, grad, iteration)
+        operators(Device(order=order)).tt_embedding_bag_backward_update(
+            grad,
+            call.cores,
+            momentum1,
+            momentum2,
+            *call.arguments(),
+            torch.tensor(rule.learning_rate),
+            torch.tensor(iteration),
+            rule.name,
+            rule.eps,
+            rule.beta1,
+            rule.beta2,
+            rule.weight_decay,
+        )
+    for core, expected in zip(call.cores, right[0], strict=True):
+        assert_matches(core, expected, slack=4)
