@@ -29,6 +29,8 @@ def call_of(name: str, **options: object) -> Call:
 @pytest.mark.parametrize("name", SMALL)
 @pytest.mark.parametrize("order", ORDERS, ids=lambda order: order.name.lower())
 def test_forward_and_backward(name: str, order: Order) -> None:
+    if name == "many tables" and order != Order.RANDOM:
+        pytest.skip("seconds for what one order shows")
     device = Device(multiprocessors=3, order=order)
     call = call_of(name, weighted=True, pooling_mode=MEAN)
     expected = expect(call)

@@ -1,0 +1,68 @@
+"""The tiled kernels with mechanisms switched off, without a choice of order, on other devices."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.cuda_on_cpu.emulated import Device, Order, forward
+from tests.cuda_on_cpu.tiled_tables import (
+    ONE_PRODUCT,
+    SOME,
+    TABLES,
+    THREE_PRODUCTS,
+    assert_near,
+)
+from tests.gpu.calls import Table, make_call
+from tests.gpu.expected import expect
+
+MECHANISMS = ["fusion", "grouping", "folding", "sharing", "stealing", "checkpoints"]
+
+
+@pytest.fixture(autouse=True)
+def _tiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLOWTT_CUDA_FORWARD", "tiled")
+
+
+@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("mechanism", [*MECHANISMS, ",".join(MECHANISMS)])
+def test_disabled_mechanisms(name: str, mechanism: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLOWTT_CUDA_DISABLE", mechanism)
+    # Half of the lookups share a prefix: there are checkpoints, and windows to steal.
+    table = TABLES[name]
+    last = table.p[-1]
+    ids = torch.randint(0, table.rows, (300,), generator=torch.Generator().manual_seed(3))
+    ids[::2] = table.rows // 2 // last * last + ids[::2] % last
+    call = make_call([table], batch_size=150, lengths=[1, 3] * 75, ids=ids.tolist())
+    expected = expect(call).output
+    for allow_tf32, tolerance in ((False, THREE_PRODUCTS), (True, ONE_PRODUCT)):
+        device = Device(order=Order.RANDOM, seed=len(mechanism))
+        assert_near(forward(call, device, allow_tf32=allow_tf32), expected, tolerance)
+
+
+@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_deterministic_results_do_not_depend_on_the_order(name: str, dtype: torch.dtype) -> None:
+    call = make_call([TABLES[name], TABLES["16x4"]], batch_size=40, max_length=7, weighted=True)
+    devices = [Device(order=Order.RANDOM, seed=seed) for seed in (1, 2, 3)]
+    devices += [Device(order=order) for order in (Order.ASCENDING, Order.DESCENDING)]
+    outputs = [forward(call, device, dtype, deterministic=True) for device in devices]
+    assert_near(outputs[0], expect(call).output, THREE_PRODUCTS if dtype.itemsize == 4 else 4e-3)
+    assert all(torch.equal(output, outputs[0]) for output in outputs)
+
+
+@pytest.mark.parametrize("max_cluster", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("order", [Order.DESCENDING, Order.RANDOM], ids=["descending", "random"])
+def test_cluster_sizes(max_cluster: int, order: Order) -> None:
+    """Enough lookups for clusters of 16 blocks, and for parts of the bins."""
+    table = Table((20, 22, 25), (4, 4, 4), (3, 2), 10_007)
+    call = make_call([table], batch_size=3000, max_length=6, weighted=True)
+    device = Device(40, max_cluster=max_cluster, order=order)
+    assert_near(forward(call, device, allow_tf32=True), expect(call).output, ONE_PRODUCT)
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_device_without_clusters(name: str) -> None:
+    call = make_call([TABLES[name]], batch_size=200)
+    device = Device(1, capability_major=8)
+    assert_near(forward(call, device), expect(call).output, THREE_PRODUCTS)
