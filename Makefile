@@ -23,7 +23,7 @@ DEPS := $(VENV)/.deps-$(DEVICE)
 BUILT := $(VENV)/.built-$(FLOWTT_CUDA)-$(FLOWTT_CUDA_ARCHS)
 LINT := $(VENV)/.lint
 SOURCES := CMakeLists.txt pyproject.toml $(shell find csrc cmake -type f)
-CPP := $(filter %.h %.cpp %.cuh %.cu,$(SOURCES))
+CPP := $(filter %.h %.cpp %.cuh %.cu,$(SOURCES) $(shell find tests -type f))
 
 export FLOWTT_CUDA FLOWTT_CUDA_ARCHS
 

@@ -67,8 +67,8 @@ auto launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_
             cudaStream_t /*stream*/, int cluster = 1) {
   return [=](const auto&... arguments) {
     const std::tuple<std::remove_const_t<Parameters>...> values(arguments...);
-    const bool finished = run_grid(grid, block, shared_bytes, cluster,
-                                   [&] { std::apply(kernel, values); });
+    const bool finished =
+        run_grid(grid, block, shared_bytes, cluster, [&] { std::apply(kernel, values); });
     last_error = finished ? cudaSuccess : cudaErrorLaunchFailure;
     return last_error;
   };

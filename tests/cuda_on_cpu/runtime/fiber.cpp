@@ -41,8 +41,8 @@ namespace {
 constexpr size_t kStackBytes = 96 << 10;
 constexpr uint64_t kStackMark = 0x5afe5afe5afe5afe;
 
-// Stacks begin at different places of their pages: at equal ones they would share a few lines of the
-// caches.
+// Stacks begin at different places of their pages: at equal ones they would share a few lines of
+// the caches.
 constexpr size_t kShiftBytes = 16 * 21;
 constexpr size_t kMaxShiftBytes = 4 << 10;
 
@@ -54,9 +54,9 @@ void* scheduler_stack_pointer;
 
 void start_on_new_stack(Fiber* fiber, void (*entry)()) {
   if (free_stacks.empty()) {
-    free_stacks.push_back(static_cast<std::byte*>(mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE,
-                                                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-                                                       -1, 0)));
+    free_stacks.push_back(
+        static_cast<std::byte*>(mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE,
+                                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)));
   }
   fiber->stack = free_stacks.back();
   free_stacks.pop_back();

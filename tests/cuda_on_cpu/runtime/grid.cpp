@@ -245,8 +245,10 @@ bool run_grid(dim3 grid, dim3 block, size_t shared_bytes, int cluster,
   const unsigned blocks = grid.x * grid.y;
   if (blocks % cluster != 0 || cluster > device.max_cluster || shared_bytes > kMaxDynamicBytes ||
       block.x > 1024 || grid.z * block.y * block.z != 1) {
-    std::fprintf(stderr, "cuda_on_cpu: a launch of %u blocks of %u threads, clusters of %d and %zu "
-                 "bytes of shared memory\n", blocks, block.x, cluster, shared_bytes);
+    std::fprintf(stderr,
+                 "cuda_on_cpu: a launch of %u blocks of %u threads, clusters of %d and %zu "
+                 "bytes of shared memory\n",
+                 blocks, block.x, cluster, shared_bytes);
     return false;
   }
   block_dimensions = block;
