@@ -254,6 +254,7 @@ INDICES, OFFSETS = torch.tensor([1, 2, 3]), torch.tensor([0, 2])
         ),
         ({"num_embeddings": 25}, ValueError, "num_embeddings must be 1 to 24.*got 25"),
         ({"num_embeddings": 0}, ValueError, "num_embeddings must be 1 to 24.*got 0"),
+        ({"num_embeddings": 22.0}, TypeError, r"num_embeddings must be an integer, got 22\.0"),
         (
             {"per_sample_weights": torch.ones(2)},
             ValueError,
