@@ -14,6 +14,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import performance_plots as plots
 import performance_tables as tables
@@ -37,13 +38,24 @@ def read(folder: Path, name: str) -> list[Record]:
 
 
 def provenance(records: Sequence[Record], file: str) -> str:
-    """What was measured with what, of the first record."""
-    run = records[0]["run"]
+    """What was measured with what: one line for each run that a file has records of."""
+    lines: dict[str, list[str]] = {}
+    for record in records:
+        phases = lines.setdefault(_describe_run(record["run"]), [])
+        if record.get("phase") and record["phase"] not in phases:
+            phases.append(record["phase"])
+    link = f"[{file}.json]({{folder}}/{file}.json)"
+    if len(lines) == 1:
+        return f"* {link}: {next(iter(lines))}."
+    return "\n".join(f"* {link}, {' and '.join(phases)}: {run}." for run, phases in lines.items())
+
+
+def _describe_run(run: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items())
     smallest = run.get("smallest_kernel_us", {})
     empty = ", ".join(f"{way} {time} us" for way, time in smallest.items())
     parts = [
-        f"[{file}.json]({{folder}}/{file}.json): {run.get('card', run['cpu'])}",
+        run.get("card", run["cpu"]),
         f"driver {run['driver']}, CUDA {run['cuda']}" if "driver" in run else "",
         versions,
         f"commit {run['commit'][:12]}",
@@ -51,7 +63,7 @@ def provenance(records: Sequence[Record], file: str) -> str:
         f"`{run['command']}`",
         f"an empty kernel reads {empty}" if empty else "",
     ]
-    return "* " + "; ".join(part for part in parts if part) + "."
+    return "; ".join(part for part in parts if part)
 
 
 def lookup_sections(records: Sequence[Record], folder: Path) -> list[str]:
@@ -69,12 +81,20 @@ def lookup_sections(records: Sequence[Record], folder: Path) -> list[str]:
         "Errors relative to float64 (Frobenius norm), and the peak of memory above parameters, "
         "indices and output:",
         tables.errors_table(records, **_WARM),
-        "Eight forwards in one graph, time of one (without the fixed time of a graph's launch):",
-        tables.times_table(records, **_CHAINED),
-        tables.ratios_table(records, **_CHAINED),
-        "Cold: a buffer larger than the L2 cache was read before each:",
-        tables.times_table(records, **{**_WARM, "cold": True}),
     ]
+    if tables.select(records, **_CHAINED):
+        sections += [
+            "Eight forwards in one graph, time of one (without the fixed time of a graph's "
+            "launch):",
+            tables.times_table(records, **_CHAINED),
+            tables.ratios_table(records, **_CHAINED),
+        ]
+    cold = tables.select(records, **{**_WARM, "cold": True})
+    if cold:
+        sections += [
+            "Cold: a buffer larger than the L2 cache was read before each:",
+            tables.times_table(cold),
+        ]
     training = tables.select(records, phase="training", timing="graph", cold=False)
     if training:
         sections += [
@@ -153,7 +173,10 @@ def write_report(folder: Path) -> Path:
         "`make performance` draws this page from the records beside it. Medians by the device's "
         "clock; every contender was checked against float64 first. `benchmarks/device_timing.py` "
         "says how times are taken, the JSON files have deciles 1 and 9 too. fp32 is the default "
-        "precision (three fp16 products); tf32 and bf16 (cores of 16 bits) take one product.",
+        "precision (three fp16 products); tf32 and bf16 (cores of 16 bits) take one product. "
+        "deterministic is fp32 under `torch.use_deterministic_algorithms(True)`; no check is "
+        "FBGEMM without its check of the indices, which TT lookups always do. Calls of fewer than "
+        "1,024 lookups (serving) take the general kernel, in fp32 at every precision.",
         "\n".join(
             provenance(records, name).replace("{folder}", folder.name)
             for name, records in files.items()

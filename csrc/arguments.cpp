@@ -240,6 +240,9 @@ EmbeddingBagArguments parse_embedding_bag_arguments(const std::vector<Tensor>& c
   check(offsets.numel() >= 1 && (offsets.numel() - 1) % num_features == 0,
         "offsets: expected F * B + 1 values for F = ", num_features, " features, got ",
         offsets.numel());
+  // Known without reading the device, where no kernel would run that could find it.
+  check(offsets.numel() > 1 || indices.numel() == 0, "offsets: expected bags for the ",
+        indices.numel(), " indices, got one value, which stands for no bags");
   check(pooling_mode >= 0 && pooling_mode <= 2,
         "pooling_mode: expected 0 (sum), 1 (mean) or 2 (none), got ", pooling_mode);
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -107,7 +108,8 @@ def test_the_page_and_its_plots_are_the_same_for_the_same_records(
     pytest.importorskip("matplotlib")
     report = importlib.import_module("performance_report")
     lookup = [record("flowtt", "fp32", 10.0), record("flowtt", "tf32", 5.0)]
-    lookup.append(record("fbgemm", "fp32", 40.0, phase="training"))
+    other_run = {**RUN, "commit": "fedcba9876543210", "command": "python another.py"}
+    lookup.append(record("fbgemm", "fp32", 40.0, phase="training", run=other_run))
     sweep = [
         record("flowtt", "fp32", float(n), workload=f"W1:batch_size={n}", sweeps={"batch": n})
         for n in (256, 1024)
@@ -129,5 +131,11 @@ def test_the_page_and_its_plots_are_the_same_for_the_same_records(
     assert set(plots) == {"workloads.svg", "batch.svg", "floor.svg", "ablation.svg"}
     assert all(f"card/{name}" in page for name in plots)
     assert "a card; driver 1.2" in page and "6.2 (1.25)" in page
+    for phase, commit in (("forward", "0123456789ab"), ("training", "fedcba987654")):
+        assert f"[lookup.json](card/lookup.json), {phase}: a card; driver 1.2" in page
+        assert f"commit {commit}; 2026-11-29" in page
+    # What was not measured has no heading over an empty table.
+    assert "Cold" not in page and "Eight forwards" not in page
+    assert not re.search(r"^\|:?-+:?\|\n\n", page, re.MULTILINE)
     with pytest.raises(ValueError, match="no records"):
         report.write_report(tmp_path)

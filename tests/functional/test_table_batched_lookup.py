@@ -161,6 +161,10 @@ def test_a_backward_without_a_gradient_for_the_output_takes_no_step() -> None:
         ({"num_embeddings": [22]}, ValueError, "one entry a table, .* got 1 for 2 tables"),
         ({"cores": [], "num_embeddings": []}, ValueError, "at least one table"),
         ({"num_embeddings": [22, 307]}, ValueError, r"num_embeddings\[1\] must be 1 to 306.*307"),
+        ({"num_embeddings": [22, 300.0]}, TypeError, r"num_embeddings\[1\] must be an integer"),
+        ({"num_embeddings": [True, 300]}, TypeError, r"num_embeddings\[0\] must be an integer"),
+        ({"feature_table_map": [0, 1.0, 0]}, TypeError, r"feature_table_map\[1\] must be an int"),
+        ({"feature_table_map": [0, "1", 0]}, TypeError, r"feature_table_map\[1\] must be an int"),
         ({"feature_table_map": [0, 2, 0]}, ValueError, r"feature_table_map\[1\] .* got 2"),
         ({"feature_table_map": [0, -1, 0]}, ValueError, r"feature_table_map\[1\] .* got -1"),
         ({"feature_table_map": []}, ValueError, "at least one feature"),
@@ -187,3 +191,24 @@ def test_a_backward_without_a_gradient_for_the_output_takes_no_step() -> None:
 def test_errors(changes: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         table_batched_tt_embedding_bag(**arguments(**changes))
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_rows_of_tables_of_different_columns_are_refused(device: str) -> None:
+    """On every device, and only where features read the tables."""
+    call = arguments(pooling_mode="none")
+    call["cores"] = [[core.detach().to(device) for core in cores] for cores in call["cores"]]
+    call |= {name: call[name].to(device) for name in ("indices", "offsets")}
+    with pytest.raises(ValueError, match="table 0 has 12 and table 1 has 8"):
+        table_batched_tt_embedding_bag(**call)
+    call |= {"feature_table_map": [1, 1, 1]}
+    assert table_batched_tt_embedding_bag(**call).shape == (8, 8)
+
+
+def test_integer_like_arguments_are_taken() -> None:
+    numpy = pytest.importorskip("numpy")
+    call = arguments(
+        num_embeddings=numpy.array([22, 300]), feature_table_map=numpy.array([0, 1, 0])
+    )
+    expected = table_batched_tt_embedding_bag(**arguments())
+    assert torch.equal(table_batched_tt_embedding_bag(**call), expected)

@@ -59,6 +59,9 @@ def test_errors() -> None:
         tt_embedding(torch.tensor([59]), cores, num_embeddings=59)
     with pytest.raises(ValueError, match="num_embeddings must be 1 to 60.* got 61"):
         tt_embedding(torch.tensor([0]), cores, num_embeddings=61)
+    for wrong in (59.0, "59", True, [59]):
+        with pytest.raises(TypeError, match="num_embeddings must be an integer, got "):
+            tt_embedding(torch.tensor([0]), cores, num_embeddings=wrong)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="indices must be int32 or int64, got torch.float32"):
         tt_embedding(torch.tensor([0.0]), cores)
     with pytest.raises(TypeError, match="output_dtype must be one of torch.float64"):

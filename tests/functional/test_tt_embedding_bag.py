@@ -250,10 +250,11 @@ INDICES, OFFSETS = torch.tensor([1, 2, 3]), torch.tensor([0, 2])
         (
             {"mode": "max"},
             ValueError,
-            "pooling mode must be one of 'sum', 'mean', 'none', got 'max'",
+            "pooling mode must be one of 'sum', 'mean' for bags, got 'max'",
         ),
         ({"num_embeddings": 25}, ValueError, "num_embeddings must be 1 to 24.*got 25"),
         ({"num_embeddings": 0}, ValueError, "num_embeddings must be 1 to 24.*got 0"),
+        ({"num_embeddings": 22.0}, TypeError, r"num_embeddings must be an integer, got 22\.0"),
         (
             {"per_sample_weights": torch.ones(2)},
             ValueError,

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -66,6 +67,18 @@ def test_errors() -> None:
         FlowTTEmbedding(10, 4)
     with pytest.raises(TypeError, match="dtype must be one of"):
         FlowTTEmbedding(SPEC, dtype=torch.int64)
+
+
+@pytest.mark.parametrize("kind", [FlowTTEmbedding, FlowTTEmbeddingBag])
+@pytest.mark.parametrize("name", ["ads", ""])
+def test_an_index_out_of_range_names_the_table(
+    kind: type[FlowTTEmbedding | FlowTTEmbeddingBag], name: str
+) -> None:
+    table = kind.from_spec(dataclasses.replace(SPEC, name=name))
+    prefix = r"^TT table 'ads': " if name else "^"
+    for index in (22, -1, 2**40):
+        with pytest.raises(IndexError, match=prefix + rf"indices\[1\].* got {index}"):
+            table(torch.tensor([[3, index]]))
 
 
 @pytest.mark.parametrize("optimizer", ["none", "exact_sgd"])

@@ -135,6 +135,12 @@ def test_variance_must_be_positive_and_finite(variance: float) -> None:
         fresh_cores(TTSpec.suggest(10, 4, tt_rank=2), variance)
 
 
+@pytest.mark.parametrize("variance", ["1", None, True, 1j, torch.tensor(1.0)])
+def test_variance_must_be_a_real_number(variance: object) -> None:
+    with pytest.raises(TypeError, match="variance must be a real number, got "):
+        fresh_cores(TTSpec.suggest(10, 4, tt_rank=2), variance)  # type: ignore[arg-type]
+
+
 def test_meta_cores_are_left_alone() -> None:
     spec = TTSpec.suggest(10**12, 64, tt_rank=64)
     initialize_tt_cores_([torch.empty(shape, device="meta") for shape in spec.core_shapes], 1.0)

@@ -243,6 +243,13 @@ def test_dense_mode_compiles_for_training() -> None:
         ({"weight_decay": 0.1}, ValueError, "weight_decay must be 0 for optimizer 'exact_sgd'"),
         ({"weights_precision": torch.int8}, TypeError, "weights_precision must be one of"),
         ({"output_dtype": torch.float64}, TypeError, "output_dtype must be one of"),
+        ({"output_dtype": None}, TypeError, "output_dtype must be one of .*, got None"),
+        ({"output_dtype": "float32"}, TypeError, "output_dtype must be one of .*, got float32"),
+        (
+            {"weights_precision": torch.float64, "output_dtype": torch.int8},
+            TypeError,
+            "output_dtype must be one of .* for cores of torch.float64, got torch.int8",
+        ),
         ({"init_variances": [1.0]}, ValueError, "one entry a table, 2, got 1"),
         ({"init_variances": [1.0, 0.0]}, ValueError, "variance must be positive"),
     ],

@@ -73,6 +73,23 @@ def test_offsets(call: Call) -> None:
         forward(call, offsets=offsets.float())
 
 
+@pytest.mark.parametrize("pooling_mode", [0, 1, 2])
+def test_indices_without_bags(call: Call, pooling_mode: int) -> None:
+    """An offset alone means that there are no bags, so there must be no indices."""
+    none = call.bags.offsets[:1]
+    changes = {"offsets": none, "pooling_mode": pooling_mode, "feature_table_map": [0, 0]}
+    count = call.bags.indices.numel()
+    message = f"offsets: expected bags for the {count} indices, got one value"
+    with pytest.raises(ValueError, match=message):
+        forward(call, **changes)
+    bags = dataclasses.replace(call.bags, **changes)
+    rows = count if pooling_mode == 2 else 0
+    grad = torch.ones(rows, 4 if pooling_mode == 2 else 8)
+    with pytest.raises(ValueError, match=message):
+        ops.tt_embedding_bag_backward(grad, call.cores, *bags.arguments())
+    forward(call, indices=call.bags.indices[:0], **changes)
+
+
 def test_bags_and_tables(call: Call) -> None:
     with pytest.raises(ValueError, match="indices: expected one dimension"):
         forward(call, indices=call.bags.indices[None])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
 import torch
@@ -11,7 +12,9 @@ __all__ = [
     "CORE_DTYPES",
     "accumulation_dtype",
     "check_cores",
+    "checked_integer",
     "checked_num_embeddings",
+    "embedding_dim",
     "padded_num_embeddings",
 ]
 
@@ -89,10 +92,36 @@ def padded_num_embeddings(cores: Sequence[Tensor]) -> int:
     return padded
 
 
+def embedding_dim(cores: Sequence[Tensor]) -> int:
+    """D, columns of the table: the product of the cores' third dimensions."""
+    columns = 1
+    for core in cores:  # as in padded_num_embeddings
+        columns *= core.shape[2]
+    return columns
+
+
+def checked_integer(value: object, argument: str) -> int:
+    """`value` as an int; integer-like objects (NumPy's integers) are taken, bool and float are not.
+
+    Raises:
+        TypeError: `value` is no integer; the message calls it `argument`.
+
+    >>> checked_integer(8, "num_embeddings")
+    8
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        kind = type(value).__name__
+        raise TypeError(f"{argument} must be an integer, got {value!r} ({kind})")
+    return operator.index(value)
+
+
 def checked_num_embeddings(cores: Sequence[Tensor], num_embeddings: int | None) -> int:
     """N: `num_embeddings`, or all the rows that `cores` can represent where it is None.
 
     Raises:
+        TypeError: `num_embeddings` is no integer.
         ValueError: the cores cannot represent `num_embeddings` rows.
 
     >>> checked_num_embeddings([torch.rand(2, 1, 3, 2), torch.rand(4, 2, 2, 1)], None)
@@ -101,6 +130,7 @@ def checked_num_embeddings(cores: Sequence[Tensor], num_embeddings: int | None) 
     padded = padded_num_embeddings(cores)
     if num_embeddings is None:
         return padded
+    num_embeddings = checked_integer(num_embeddings, "num_embeddings")
     if not 0 < num_embeddings <= padded:
         raise ValueError(
             f"num_embeddings must be 1 to {padded}, the product of the cores' first dimensions, "

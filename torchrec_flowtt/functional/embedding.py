@@ -43,7 +43,7 @@ def tt_embedding(
         ``[*, D]``, with the shape of `indices` in place of ``*``.
 
     Raises:
-        TypeError: a dtype does not fit.
+        TypeError: a dtype does not fit, or N is no integer.
         ValueError: a shape, N or a device does not fit.
         IndexError: an index is outside ``[0, N)``; on CUDA the kernel reports it and stops.
 

@@ -12,7 +12,9 @@ import torchrec_flowtt.ops  # noqa: F401  (registers the operators)
 from torchrec_flowtt.functional.cores import (
     accumulation_dtype,
     check_cores,
+    checked_integer,
     checked_num_embeddings,
+    embedding_dim,
     padded_num_embeddings,
 )
 from torchrec_flowtt.functional.fused_update import (
@@ -67,7 +69,7 @@ def tt_embedding_bag(
         ``[B, D]``.
 
     Raises:
-        TypeError: a dtype does not fit.
+        TypeError: a dtype does not fit, or N is no integer.
         ValueError: a shape, the mode, N or a device does not fit.
         IndexError: an index is outside ``[0, N)``; on CUDA the kernel reports it and stops.
 
@@ -151,7 +153,7 @@ def table_batched_tt_embedding_bag(
         row i of which is the row `indices[i]` of its feature's table.
 
     Raises:
-        TypeError: a dtype does not fit.
+        TypeError: a dtype does not fit, or an N or a table number is no integer.
         ValueError: a shape, length, table number, mode or device does not fit.
         IndexError: an index is outside its table; on CUDA the kernel reports it and stops.
 
@@ -169,6 +171,15 @@ def table_batched_tt_embedding_bag(
             "num_embeddings must have one entry a table, of at least one table, "
             f"got {len(num_embeddings)} for {len(cores)} tables of cores"
         )
+    num_embeddings = [
+        checked_integer(rows, f"num_embeddings[{table}]")
+        for table, rows in enumerate(num_embeddings)
+    ]
+    feature_table_map = [
+        checked_integer(table, f"feature_table_map[{feature}]")
+        for feature, table in enumerate(feature_table_map)
+    ]
+    mode = PoolingMode.of(pooling_mode)
     for table, (table_cores, rows) in enumerate(zip(cores, num_embeddings, strict=True)):
         check_cores(table_cores, f"cores[{table}]")
         if not 0 < rows <= padded_num_embeddings(table_cores):
@@ -194,11 +205,13 @@ def table_batched_tt_embedding_bag(
             )
     if len(feature_table_map) == 0:
         raise ValueError("feature_table_map must name a table for at least one feature, got none")
+    if mode is PoolingMode.NONE:
+        _check_one_dim(cores, feature_table_map)
     lookup = BatchedLookup(
         cores_per_table=[len(table_cores) for table_cores in cores],
-        num_embeddings=list(num_embeddings),
-        feature_table_map=list(feature_table_map),
-        pooling_mode=int(PoolingMode.of(pooling_mode)),
+        num_embeddings=num_embeddings,
+        feature_table_map=feature_table_map,
+        pooling_mode=int(mode),
         output_dtype=checked_output_dtype(output_dtype, cores[0][0].dtype),
     )
     flat_cores = [core for table_cores in cores for core in table_cores]
@@ -276,6 +289,17 @@ def checked_output_dtype(output_dtype: torch.dtype | None, cores_dtype: torch.dt
             f"output_dtype must be one of {names} for cores of {cores_dtype}, got {output_dtype}"
         )
     return output_dtype
+
+
+def _check_one_dim(cores: Sequence[Sequence[Tensor]], feature_table_map: Sequence[int]) -> None:
+    first = feature_table_map[0]
+    for table in feature_table_map:
+        if embedding_dim(cores[table]) != embedding_dim(cores[first]):
+            raise ValueError(
+                "cores must have one embedding dimension without pooling (pooling mode 'none'), as "
+                f"every lookup is a row of the result, but table {first} has "
+                f"{embedding_dim(cores[first])} and table {table} has {embedding_dim(cores[table])}"
+            )
 
 
 def _closed_offsets(offsets: Tensor, indices: Tensor, include_last_offset: bool) -> Tensor:

@@ -31,7 +31,7 @@ class PoolingMode(enum.IntEnum):
         Raises:
             ValueError: `value` stands for none.
         """
-        mode = _MODES.get(value) if isinstance(value, (int, str)) else None
+        mode = _find(value)
         if mode is None:
             valid = ", ".join(repr(name) for name in _MODES if isinstance(name, str))
             raise ValueError(f"pooling mode must be one of {valid}, got {value!r}")
@@ -44,13 +44,19 @@ class PoolingMode(enum.IntEnum):
         Raises:
             ValueError: `value` stands for no mode, or for ``NONE``.
         """
-        mode = cls.of(value)
+        mode = _find(value)
         if mode is PoolingMode.NONE:
             raise ValueError(
                 "pooling mode must be one of 'sum', 'mean' for bags, got 'none'; single rows come "
                 "from functional.tt_embedding and FlowTTEmbedding"
             )
+        if mode is None:
+            raise ValueError(f"pooling mode must be one of 'sum', 'mean' for bags, got {value!r}")
         return mode
+
+
+def _find(value: object) -> PoolingMode | None:
+    return _MODES.get(value) if isinstance(value, (int, str)) else None
 
 
 # A dictionary, because torch.compile of torch 2.11 cannot trace a loop over an enum.

@@ -62,9 +62,12 @@ class FlowTTEmbedding(TTTable):
             TypeError, ValueError, IndexError: see
                 :func:`~torchrec_flowtt.functional.tt_embedding`.
         """
-        return tt_embedding(
-            input,
-            list(self.tt_cores),
-            num_embeddings=self.spec.num_embeddings,
-            output_dtype=self._lookup_dtype,
-        )
+        try:
+            return tt_embedding(
+                input,
+                list(self.tt_cores),
+                num_embeddings=self.spec.num_embeddings,
+                output_dtype=self._lookup_dtype,
+            )
+        except IndexError as error:
+            raise self._named(error) from None

@@ -113,16 +113,19 @@ class FlowTTEmbeddingBag(TTTable):
             TypeError, ValueError, IndexError: see
                 :func:`~torchrec_flowtt.functional.tt_embedding_bag`.
         """
-        return tt_embedding_bag(
-            input,
-            list(self.tt_cores),
-            offsets,
-            num_embeddings=self.spec.num_embeddings,
-            mode=self.mode,
-            per_sample_weights=per_sample_weights,
-            include_last_offset=self.include_last_offset,
-            output_dtype=self._lookup_dtype,
-        )
+        try:
+            return tt_embedding_bag(
+                input,
+                list(self.tt_cores),
+                offsets,
+                num_embeddings=self.spec.num_embeddings,
+                mode=self.mode,
+                per_sample_weights=per_sample_weights,
+                include_last_offset=self.include_last_offset,
+                output_dtype=self._lookup_dtype,
+            )
+        except IndexError as error:
+            raise self._named(error) from None
 
     def _lookup_repr(self) -> list[str]:
         parts = [f"mode={self.mode!r}"]

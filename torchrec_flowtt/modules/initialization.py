@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Sequence
 
 import torch
@@ -76,7 +77,7 @@ def initialize_tt_cores_(
         generator: source of randomness, on the cores' device; default torch's.
 
     Raises:
-        TypeError: the cores' dtypes do not fit.
+        TypeError: the cores' dtypes do not fit, or `variance` is no real number.
         ValueError: the cores' shapes do not fit, `variance` is not positive and finite, or the
             cores' dtype cannot hold numbers of the size needed.
 
@@ -86,6 +87,10 @@ def initialize_tt_cores_(
     0.25
     """
     check_cores(cores)
+    given: object = variance
+    if isinstance(given, bool) or not isinstance(given, numbers.Real):
+        kind = type(given).__name__
+        raise TypeError(f"variance must be a real number, got {given!r} ({kind})")
     if not 0.0 < variance < math.inf:
         raise ValueError(f"variance must be positive and finite, got {variance}")
     if cores[0].device.type == "meta":

@@ -14,6 +14,7 @@ from torchrec_flowtt.functional.cores import CORE_DTYPES
 from torchrec_flowtt.functional.embedding_bag import checked_output_dtype
 from torchrec_flowtt.modules.initialization import default_variance, initialize_tt_cores_
 from torchrec_flowtt.shapes import TTSpec
+from torchrec_flowtt.shapes.arguments import table_label
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -142,12 +143,17 @@ class TTTable(nn.Module):
         """
         index = operator.index(index)
         if not 0 <= index < self.spec.num_embeddings:
-            table = f"TT table {self.spec.name!r}" if self.spec.name else "TT table"
+            table = table_label(self.spec.name)
             raise IndexError(
                 f"{table}: index must be in [0, {self.spec.num_embeddings}), got {index}"
             )
         cores = list(self.tt_cores)
         return rows(cores, torch.tensor(index, device=cores[0].device))
+
+    def _named(self, error: IndexError) -> IndexError:
+        """`error` of a lookup with the table's name, where it has one."""
+        name = self.spec.name
+        return IndexError(f"{table_label(name)}: {error}") if name else error
 
     def extra_repr(self) -> str:
         """Shape and compression, for ``repr``."""

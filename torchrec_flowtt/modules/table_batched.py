@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from torchrec_flowtt.functional import FusedUpdate, PoolingMode
 from torchrec_flowtt.functional.cores import CORE_DTYPES, accumulation_dtype
-from torchrec_flowtt.functional.embedding_bag import batched_lookup, checked_output_dtype
+from torchrec_flowtt.functional.embedding_bag import batched_lookup
 from torchrec_flowtt.functional.fused_update import BatchedLookup
 from torchrec_flowtt.modules.initialization import default_variance, initialize_tt_cores_
 from torchrec_flowtt.modules.optimizers import OptimizerConfig, OptimType
@@ -110,8 +110,7 @@ class TableBatchedFlowTTEmbeddingBags(nn.Module):
         if weights_precision not in CORE_DTYPES:
             names = ", ".join(str(dtype) for dtype in CORE_DTYPES)
             raise TypeError(f"weights_precision must be one of {names}, got {weights_precision}")
-        if weights_precision != torch.float64:
-            checked_output_dtype(output_dtype, weights_precision)
+        _check_output_dtype(output_dtype, weights_precision)
         self.output_dtype = output_dtype
         if init_variances is None:
             init_variances = [
@@ -327,6 +326,18 @@ def _check_specs(specs: tuple[object, ...]) -> None:
             raise TypeError(
                 f"embedding_specs[{table}] must be a TTSpec, got {spec!r} ({type(spec).__name__})"
             )
+
+
+def _check_output_dtype(output_dtype: object, weights_precision: torch.dtype) -> None:
+    valid = [torch.float32, torch.float16, torch.bfloat16]
+    if weights_precision == torch.float64:  # the others are for after a conversion of the module
+        valid.append(torch.float64)
+    if output_dtype not in valid:
+        names = ", ".join(str(dtype) for dtype in valid)
+        raise TypeError(
+            f"output_dtype must be one of {names} for cores of {weights_precision}, "
+            f"got {output_dtype}"
+        )
 
 
 def _check_equal_dims(specs: tuple[TTSpec, ...]) -> None:
