@@ -131,16 +131,17 @@ __global__ void __launch_bounds__(kPrepareThreads, 2)
                          const __grid_constant__ PooledOutput output, PrepareBlocks blocks) {
   extern __shared__ __align__(16) char shared[];
   PrepareScratch<Packing>& scratch = *reinterpret_cast<PrepareScratch<Packing>*>(shared);
-  allow_dependent_launch();
   const int32_t block = static_cast<int32_t>(blockIdx.x);
+  if (block < blocks.sorting) clear_counts(scratch.grouping);
+  wait_for_previous_kernel();
+  // Only now: the contraction reads offsets before it waits for this launch, and kernels ahead of
+  // the call may have written them.
+  allow_dependent_launch();
   if (block < blocks.sorting) {
-    clear_counts(scratch.grouping);
-    wait_for_previous_kernel();
     group_run<Packing::kCores>(scratch.grouping, group, batch, range, workspace,
                                block / static_cast<int32_t>(cluster_blocks()), blocks.parts_shift);
     return;
   }
-  wait_for_previous_kernel();
   const int32_t others = static_cast<int32_t>(gridDim.x) - blocks.sorting;
   const int32_t thread = (block - blocks.sorting) * kPrepareThreads + threadIdx.x;
 #pragma unroll 1
