@@ -88,6 +88,12 @@ __device__ __forceinline__ void store_shared_vector(uint32_t address, uint4 v) {
                : "memory");
 }
 
+// Asks for the line of `source` in the L1 cache, without waiting and without a register for it.
+// `unused`: four bytes of shared memory that nobody reads.
+__device__ __forceinline__ void touch(uint32_t unused, const void* source) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(unused), "l"(source));
+}
+
 // The value itself, in a register: a result of an instruction that the compiler cannot repeat. It
 // would rather compute addresses again at each use, 30 instructions a row. By whole warps.
 template <typename T>

@@ -24,13 +24,15 @@ class RowEmitter {
         plan_(plan),
         lane_(lane) {}
 
-  // `row`: as Chain::compute_row leaves it; the rest as in PlannedRow, the same in all lanes. By
-  // whole warps.
-  __device__ __forceinline__ void emit(const float (&row)[4], uint32_t place, uint64_t target,
-                                       float factor) const {
+  // `row`: as Chain::compute_rows leaves it; `place`: as in RowSource; `destination`: a
+  // RowDestination. The same in all lanes but for the row. By whole warps.
+  __device__ __forceinline__ void emit(const float (&row)[4], uint32_t place,
+                                       const uint4& destination) const {
     float2 pairs[Chain::kPairs];
     Chain::own_pairs(pairs, row, lane_);
     const uint32_t kind = place & kRowKind;
+    const uint64_t target = target_of(destination);
+    const float factor = __uint_as_float(destination.z);
     if (kind == kStoreFp32) {
       store_fp32(pairs, factor, target);
     } else if (kind == kBufferRow) {
@@ -42,8 +44,29 @@ class RowEmitter {
     }
   }
 
+  // Two rows that are plain, see are_plain.
+  __device__ __forceinline__ void emit_pair(const float (&rows)[2][4], uint32_t place,
+                                            const uint4& destination,
+                                            const uint4& next_destination) const {
+    float2 pairs[2][Chain::kPairs];
+    Chain::own_pairs(pairs[0], rows[0], lane_);
+    Chain::own_pairs(pairs[1], rows[1], lane_);
+    const float factors[2] = {__uint_as_float(destination.z), __uint_as_float(next_destination.z)};
+    if ((place & kRowKind) == kStoreFp32) {
+      store_fp32(pairs[0], factors[0], target_of(destination));
+      store_fp32(pairs[1], factors[1], target_of(next_destination));
+    } else {
+      buffer(pairs[0], factors[0], target_of(destination));
+      buffer(pairs[1], factors[1], target_of(next_destination));
+    }
+  }
+
  private:
   using Pairs = float2[Chain::kPairs];
+
+  static __device__ __forceinline__ uint64_t target_of(const uint4& destination) {
+    return static_cast<uint64_t>(destination.y) << 32 | destination.x;
+  }
 
   __device__ __forceinline__ uint32_t lane_column() const {
     return kExact ? Chain::row_column(lane_) : 0u;
