@@ -94,6 +94,11 @@ __device__ __forceinline__ void touch(uint32_t unused, const void* source) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(unused), "l"(source));
 }
 
+// What touch asked for has arrived; to be called before the shared memory is given back.
+__device__ __forceinline__ void wait_for_touched() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
 // The value itself, in a register: a result of an instruction that the compiler cannot repeat. It
 // would rather compute addresses again at each use, 30 instructions a row. By whole warps.
 template <typename T>

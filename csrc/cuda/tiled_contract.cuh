@@ -224,6 +224,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
                                      second, resident, workspace, emitter);
     }
   }
+  wait_for_touched();
 }
 
 }  // namespace flowtt::cuda
