@@ -56,8 +56,10 @@ __device__ __forceinline__ void contract_window(const Tile& tile, uint32_t plan,
     Chain::load_third(pair.rows[0], workspace, sources.x + third_lane);
     Chain::load_third(pair.rows[1], workspace, sources.z + third_lane);
   };
+  // Emitting rows of padded tilings takes the registers that this would need.
+  constexpr bool kFirstAhead = kExact || Chain::kParts == 1;
   typename Chain::FirstPart first;
-  Chain::load_first_part(first, workspace, 0, own_first(0));
+  if constexpr (kFirstAhead) Chain::load_first_part(first, workspace, 0, own_first(0));
   uint32_t planned = plan + offsetof(WindowPlan, pairs);
   const auto pair_ahead = [&](int pairs) {
     return load_shared_vector(planned + pairs * sizeof(PlannedPair));
@@ -84,10 +86,13 @@ __device__ __forceinline__ void contract_window(const Tile& tile, uint32_t plan,
     const uint32_t prefix = place >> 8 & 0xffu;
     const uint32_t next_prefix = prefix + 1 + (place & 0xffu) / kTilePrefix;
     const uint32_t slice = (second_slice_of(prefix) & ~kNewSecond) + Chain::second_offset(lane);
+    if constexpr (!kFirstAhead) Chain::load_first_part(first, workspace, 0, own_first(prefix));
     __syncwarp();  // the last tile has been read
     Chain::compute_prefixes(tile, lane, first, second, workspace, own_first(prefix), slice);
     // What the next tile needs. After the last one, prefixes of an earlier window.
-    Chain::load_first_part(first, workspace, 0, own_first(next_prefix));
+    if constexpr (kFirstAhead) {
+      Chain::load_first_part(first, workspace, 0, own_first(next_prefix));
+    }
     if constexpr (Chain::kHolds) {
       const uint32_t next_slice = second_slice_of(next_prefix);
       if ((next_slice & kNewSecond) != 0) {
