@@ -44,6 +44,13 @@ __device__ __forceinline__ void arrive_at_cluster(bool publishes = true) {
 #endif
 }
 
+// The same after writes to the shared memory of other blocks: every thread publishes its own.
+__device__ __forceinline__ void arrive_after_remote_stores() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+
 __device__ __forceinline__ void wait_for_cluster() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
@@ -63,17 +70,23 @@ __device__ __forceinline__ uint32_t add_to_shared(uint32_t* word, uint32_t value
   return before;
 }
 
+// Where the same place of the shared memory of block `rank` is for this one.
+__device__ __forceinline__ uint32_t remote_address(const void* place, uint32_t rank) {
+  const uint32_t own = static_cast<uint32_t>(__cvta_generic_to_shared(place));
+#if __CUDA_ARCH__ >= 900
+  uint32_t address;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(own), "r"(rank));
+  return address;
+#else
+  return own;
+#endif
+}
+
 // A word at the same place in the shared memory of block `rank`, which has to be running.
 class RemoteWord {
  public:
-  __device__ __forceinline__ RemoteWord(const uint32_t* word, uint32_t rank) {
-#if __CUDA_ARCH__ >= 900
-    const uint32_t own = static_cast<uint32_t>(__cvta_generic_to_shared(word));
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address_) : "r"(own), "r"(rank));
-#else
-    address_ = static_cast<uint32_t>(__cvta_generic_to_shared(word));
-#endif
-  }
+  __device__ __forceinline__ RemoteWord(const uint32_t* word, uint32_t rank)
+      : address_(remote_address(word, rank)) {}
 
   __device__ __forceinline__ uint32_t load() const {
     uint32_t value;
@@ -90,6 +103,61 @@ class RemoteWord {
     asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(address_), "r"(value) : "memory");
 #else
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(address_), "r"(value) : "memory");
+#endif
+  }
+
+  // Returns the word before.
+  __device__ __forceinline__ uint32_t add(uint32_t value) const {
+    uint32_t before;
+#if __CUDA_ARCH__ >= 900
+    asm volatile("atom.shared::cluster.add.u32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "r"(address_), "r"(value)
+                 : "memory");
+#else
+    asm volatile("atom.shared.add.u32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "r"(address_), "r"(value)
+                 : "memory");
+#endif
+    return before;
+  }
+
+ private:
+  uint32_t address_;
+};
+
+// 16 bytes there.
+class RemoteVector {
+ public:
+  __device__ __forceinline__ RemoteVector(const uint4* vector, uint32_t rank)
+      : address_(remote_address(vector, rank)) {}
+
+  __device__ __forceinline__ uint4 load() const {
+    uint4 v;
+#if __CUDA_ARCH__ >= 900
+    asm volatile("ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(address_)
+                 : "memory");
+#else
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(address_)
+                 : "memory");
+#endif
+    return v;
+  }
+
+  __device__ __forceinline__ void store(uint4 v) const {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("st.shared::cluster.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address_), "r"(v.x),
+                 "r"(v.y), "r"(v.z), "r"(v.w)
+                 : "memory");
+#else
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address_), "r"(v.x), "r"(v.y),
+                 "r"(v.z), "r"(v.w)
+                 : "memory");
 #endif
   }
 

@@ -16,8 +16,8 @@ constexpr int kPrepareWarps = kPrepareThreads / 32;
 constexpr int kMaxChunk = 10 * kPrepareThreads;
 
 __device__ __forceinline__ int64_t bag_length(const BagBatch& batch, int64_t bag) {
-  return load_index(batch.offsets, batch.offsets_are_int64, bag + 1) -
-         load_index(batch.offsets, batch.offsets_are_int64, bag);
+  return load_input_index(batch.offsets, batch.offsets_are_int64, bag + 1) -
+         load_input_index(batch.offsets, batch.offsets_are_int64, bag);
 }
 
 // The last bag of [low, high] that starts at or before `position`, by all lanes of a warp.
@@ -28,7 +28,8 @@ __device__ __forceinline__ int64_t find_bag_by_warp(const BagBatch& batch, int64
     const int64_t step = (high - low + 31) / 32;
     const int64_t probe = low + (lane + 1) * step;
     const bool starts_before =
-        probe <= high && load_index(batch.offsets, batch.offsets_are_int64, probe) <= position;
+        probe <= high &&
+        load_input_index(batch.offsets, batch.offsets_are_int64, probe) <= position;
     const int before = __popc(__ballot_sync(kAllLanes, starts_before));
     low += before * step;
     high = min(high, low + step - 1);
@@ -40,7 +41,7 @@ inline __device__ __noinline__ int64_t find_bag(const void* offsets, bool offset
                                                 int64_t low, int64_t high, int64_t position) {
   while (low < high) {
     const int64_t middle = low + (high - low + 1) / 2;
-    if (load_index(offsets, offsets_are_int64, middle) <= position) {
+    if (load_input_index(offsets, offsets_are_int64, middle) <= position) {
       low = middle;
     } else {
       high = middle - 1;
@@ -70,9 +71,9 @@ struct EqualBags {
   template <typename offset_t>
   __device__ __forceinline__ bool confirms(const offset_t* offsets, int32_t item) const {
     const uint32_t bag = bag_of(item);
-    const offset_t begin = offsets[bag];
-    const offset_t end = offsets[bag + 1];
-    return end - begin == length && begin - offsets[0] == bag * length;
+    const offset_t begin = __ldcg(offsets + bag);
+    const offset_t end = __ldcg(offsets + bag + 1);
+    return end - begin == length && begin - __ldcg(offsets) == bag * length;
   }
 };
 
@@ -100,6 +101,7 @@ struct BagMarks {
 inline __device__ __noinline__ void mark_bags(BagMarks& marks, const BagBatch& batch,
                                               int64_t first_bag, const TiledRange& range,
                                               int64_t first, int32_t count) {
+  const int32_t threads = static_cast<int32_t>(blockDim.x);
   if (threadIdx.x < 64) {
     const int end = threadIdx.x / 32;
     const int64_t bag =
@@ -111,16 +113,15 @@ inline __device__ __noinline__ void mark_bags(BagMarks& marks, const BagBatch& b
       marks.first_bag_sample = static_cast<uint32_t>(bag - first_bag + range.first_sample);
     }
   }
-  for (int32_t word = threadIdx.x; word < BagMarks::kWords; word += kPrepareThreads) {
+  for (int32_t word = threadIdx.x; word < BagMarks::kWords; word += threads) {
     marks.starts[word] = 0;
   }
   __syncthreads();
   if (marks.searches()) return;
 #pragma unroll 2
-  for (int64_t bag = marks.bounds[0] + threadIdx.x; bag <= marks.bounds[1];
-       bag += kPrepareThreads) {
-    const int64_t begin = load_index(batch.offsets, batch.offsets_are_int64, bag);
-    const int64_t end = load_index(batch.offsets, batch.offsets_are_int64, bag + 1);
+  for (int64_t bag = marks.bounds[0] + threadIdx.x; bag <= marks.bounds[1]; bag += threads) {
+    const int64_t begin = load_input_index(batch.offsets, batch.offsets_are_int64, bag);
+    const int64_t end = load_input_index(batch.offsets, batch.offsets_are_int64, bag + 1);
     if (begin >= end || begin >= first + count) continue;
     const int32_t start = static_cast<int32_t>(max(begin, first) - first);
     marks.sample[start] = (marks.first_bag_sample + static_cast<uint32_t>(bag - marks.bounds[0])) |

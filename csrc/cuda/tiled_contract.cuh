@@ -101,6 +101,47 @@ __device__ __forceinline__ void contract_window(const Tile& tile, uint32_t plan,
   }
 }
 
+// What a plan needs before the warp's first: slices that are loaded ahead of tiles that are not
+// there.
+__device__ __forceinline__ void clear_plan(WindowPlan& plan) {
+  for (int tile = threadIdx.x % 32; tile <= kWindow; tile += 32) {
+    for (int x = 0; x < kTileLookups; ++x) plan.first[tile][x] = 0;
+  }
+}
+
+// Plans a window and computes its rows; see plan_window. queue: where the warp asks for the next.
+template <typename Chain, bool kExact, bool kFused, typename Queue>
+__device__ __forceinline__ void work_on_window(WarpStorage<Chain, kFused>& storage,
+                                               const GroupedLookup& lookup, float weight,
+                                               const TiledFeature& feature, const TiledRange& range,
+                                               const TiledWorkspace& workspace,
+                                               const PooledOutput& output, int first_entry,
+                                               int count, int32_t* used_slots, Queue& queue,
+                                               typename Chain::Second& second, uint32_t& resident) {
+  using Storage = WarpStorage<Chain, kFused>;
+  __syncwarp();  // the last window's plan has been read
+  plan_window<Chain>(storage.plan, lookup, weight, feature, range, workspace, output, first_entry,
+                     count, used_slots);
+  __syncwarp();
+  queue.ask();
+  // Held from here on only: planning needs registers too.
+  const uint32_t own_lane = hold(threadIdx.x % 32);
+  const uint32_t own_storage = hold(shared_address(&storage));
+  const uint32_t plan = own_storage + offsetof(Storage, plan);
+  const RowEmitter<Chain, kExact> emitter(feature, range, workspace, output, storage.plan,
+                                          own_lane);
+  if constexpr (kFused) {
+    contract_window<Chain, kExact>(SharedTile{own_storage}, plan, own_lane, second, resident,
+                                   workspace, emitter);
+  } else {
+    char* const tile =
+        static_cast<char*>(workspace.scratch) +
+        (blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32) * static_cast<uint32_t>(Chain::kTile);
+    contract_window<Chain, kExact>(ScratchTile{reinterpret_cast<uint64_t>(tile)}, plan, own_lane,
+                                   second, resident, workspace, emitter);
+  }
+}
+
 template <int kRank1, int kRank2, int kQ3, bool kThreeProducts, bool kExact, bool kFused, int kHeld,
           int kWarps>
 __global__ void __launch_bounds__(kWarps * 32, 1)
@@ -120,9 +161,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
 
   allow_dependent_launch();
   if (threadIdx.x == 0) used_slots = 0;
-  for (int tile = lane; tile <= kWindow; tile += 32) {
-    for (int x = 0; x < kTileLookups; ++x) storage.plan.first[tile][x] = 0;
-  }
+  clear_plan(storage.plan);
   load_segments(segments, group, batch, range);
   // Offsets out of order can make features overlap; the preparation reports them.
   if (segments.first_entry[group.count] > range.end_lookup - range.first_lookup) return;
@@ -144,26 +183,12 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
     const uint4 entry = __ldg(reinterpret_cast<const uint4*>(workspace.entries) + first_entry +
                               min(lane, count - 1));
     const GroupedLookup lookup{entry.x, entry.y, entry.z, entry.w};
-    __syncwarp();  // the last window's plan has been read
-    plan_window<Chain>(storage.plan, lookup, feature, range, workspace, output, first_entry, count,
-                       &used_slots);
-    __syncwarp();
-    queue.ask();
-    // Held from here on only: planning needs registers too.
-    const uint32_t own_lane = hold(static_cast<uint32_t>(lane));
-    const uint32_t own_storage = hold(shared_address(&storage));
-    const uint32_t plan = own_storage + offsetof(Storage, plan);
-    const RowEmitter<Chain, kExact> emitter(feature, range, workspace, output, storage.plan,
-                                            own_lane);
-    if constexpr (kFused) {
-      contract_window<Chain, kExact>(SharedTile{own_storage}, plan, own_lane, second, resident,
-                                     workspace, emitter);
-    } else {
-      char* const tile = static_cast<char*>(workspace.scratch) +
-                         (blockIdx.x * warps + threadIdx.x / 32) * Chain::kTile;
-      contract_window<Chain, kExact>(ScratchTile{reinterpret_cast<uint64_t>(tile)}, plan, own_lane,
-                                     second, resident, workspace, emitter);
-    }
+    const float weight = workspace.factors != nullptr && lane < count
+                             ? __ldg(workspace.factors + first_entry + lane)
+                             : 1.0f;
+    work_on_window<Chain, kExact, kFused>(storage, lookup, weight, feature, range, workspace,
+                                          output, first_entry, count, &used_slots, queue, second,
+                                          resident);
     queue.advance();
   }
 }

@@ -46,13 +46,4 @@ cudaError_t launch_contract_kernel(const TiledLaunch& launch) {
                        launch.workspace, launch.output);
 }
 
-template <int kRank1, int kRank2, int kQ3, bool kThreeProducts, bool kExact>
-cudaError_t launch_contract(const TiledLaunch& launch) {
-  if (launch.range.end_lookup == launch.range.first_lookup) return cudaSuccess;
-  if ((launch.range.disabled & kFusionDisabled) != 0) {
-    return launch_contract_kernel<kRank1, kRank2, kQ3, kThreeProducts, kExact, false>(launch);
-  }
-  return launch_contract_kernel<kRank1, kRank2, kQ3, kThreeProducts, kExact, true>(launch);
-}
-
 }  // namespace flowtt::cuda

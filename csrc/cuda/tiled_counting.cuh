@@ -15,9 +15,6 @@ namespace flowtt::cuda {
 // Parts of the bins: a power of two, so that every thread has as many bins.
 inline constexpr int kMaxBinParts = kMaxTiledBins / kPrepareThreads;
 
-// Tables of more rows take a slower way from id to bin.
-inline constexpr int64_t kMaxNarrowRows = int64_t{1} << 31;
-
 // In shared memory.
 struct GroupingScratch {
   // The block's lookups of each bin of the part, then the places of the first of them.
@@ -34,14 +31,16 @@ struct GroupingScratch {
 };
 
 // For one thread alone.
-inline __device__ __noinline__ void trap_on_bad_lookup(const TiledFeature& feature,
-                                                       int64_t position, int64_t index) {
+[[noreturn]] inline __device__ __noinline__ void trap_on_bad_lookup(const TiledFeature& feature,
+                                                                    int64_t position,
+                                                                    int64_t index) {
   printf(
       "flowtt: index out of range: feature %d (table %d), indices[%lld] = %lld, expected "
       "0 <= index < num_embeddings = %lld\n",
       feature.feature, feature.table, static_cast<long long>(position),
       static_cast<long long>(index), static_cast<long long>(feature.num_embeddings));
   __trap();
+  __builtin_unreachable();
 }
 
 // Called by all threads; nothing of the scratch may be used before the next barrier.

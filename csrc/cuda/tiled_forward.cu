@@ -52,8 +52,9 @@ TiledWorkspace place_workspace(const TiledPlan& plan, const PooledOutput& output
   workspace.packed_high = layout->take<__half>(plan.packed_halves);
   workspace.packed_low = layout->take<__half>(plan.three_products ? plan.packed_halves : 0);
   workspace.exponents = layout->take<int32_t>(plan.num_exponents);
-  workspace.entries = layout->take<GroupedLookup>(plan.lookups_per_range);
-  workspace.factors = layout->take<float>(plan.has_factors ? plan.lookups_per_range : 0);
+  const int64_t entries = plan.sorts_in_contraction ? 0 : plan.lookups_per_range;
+  workspace.entries = layout->take<GroupedLookup>(entries);
+  workspace.factors = layout->take<float>(plan.has_factors ? entries : 0);
   workspace.sums =
       layout->take<float>(plan.has_sums ? plan.samples_per_range * output.row_stride : 0);
   workspace.control = layout->take<uint32_t>(kControlWords);
@@ -119,18 +120,58 @@ void plan_rows(const BagBatch& batch, TiledPlan* plan) {
   plan->adds_to_sums = pools && (!buffers || plan->rows_per_block > 0 || ranges > 1);
 }
 
-void plan_bins(TiledFeature* feature) {
+// Whether each cluster of the contraction sorts its share of the lookups. That saves the launch
+// that sorts, in which few multiprocessors wait for memory and for each other most of the time. But
+// a share has fewer ids and prefixes in common than the whole, and every round of shares waits
+// anew.
+cudaError_t plan_sorting(const BagBatch& batch, TiledPlan* plan) {
+  constexpr int kMinSharedBytes = 220 << 10;
+  // TODO: to be measured. Lookups that the clusters of an H200 hold at once are four times as many.
+  constexpr int64_t kMaxLookups = int64_t{1} << 16;
+  int device = 0;
+  int shared_bytes = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error != cudaSuccess) return error;
+  error = cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  if (error != cudaSuccess) return error;
+  bool can_do = plan->tiling.kind == TilingKind::kTiled && plan->dependent_launch &&
+                shared_bytes >= kMinSharedBytes;
+  for (int32_t f = 0; f < plan->group.count; ++f) {
+    can_do = can_do && plan->group.features[f].num_embeddings <= kMaxNarrowRows;
+  }
+  const bool pays = plan->row_slots == 0 && !plan->three_products && batch.num_features <= 4 &&
+                    batch.nnz <= kMaxLookups;
+  plan->sorts_in_contraction = can_do && (plan->sorting == SortingPlace::kContraction ||
+                                          (plan->sorting == SortingPlace::kAuto && pays));
+  return cudaSuccess;
+}
+
+// Bins for a sort of all lookups of a feature, or of a cluster's share: enough there for a window
+// to see one bin.
+int32_t most_bins(const BagBatch& batch, const TiledPlan& plan, int32_t p2) {
+  if (!plan.sorts_in_contraction) return kMaxTiledBins;
+  constexpr int64_t kBlocks = 16;  // of a cluster
+  constexpr int64_t kLookupsPerBin = 32;
+  const int64_t clusters = std::max<int64_t>(plan.multiprocessors / kBlocks, 1);
+  const int64_t average = plan.lookups_per_range / batch.num_features;
+  const int64_t shares = std::max<int64_t>(clusters / batch.num_features, 1);
+  const int64_t share = std::min(average / shares, kMaxSliceLookups * kBlocks);
+  return static_cast<int32_t>(
+      std::clamp<int64_t>(share / kLookupsPerBin, std::min(p2, kMaxShareBins), kMaxShareBins));
+}
+
+void plan_bins(int32_t most, TiledFeature* feature) {
   int shift = 0;
-  while ((feature->p[1] - 1) >> shift >= kMaxTiledBins) ++shift;
+  while ((feature->p[1] - 1) >> shift >= most) ++shift;
   const int32_t groups = ((feature->p[1] - 1) >> shift) + 1;
   feature->bin_shift = static_cast<uint16_t>(shift);
-  feature->bin_split = static_cast<uint16_t>(std::min(feature->p[0], kMaxTiledBins / groups));
+  feature->bin_split = static_cast<uint16_t>(std::min(feature->p[0], most / groups));
   feature->minor_scale = static_cast<uint32_t>(
       std::min((int64_t{feature->bin_split} << 32) / feature->p[0], int64_t{0xffffffff}));
   feature->bins = static_cast<uint16_t>(groups * feature->bin_split);
 }
 
-void plan_packing(TiledPlan* plan) {
+void plan_packing(const BagBatch& batch, TiledPlan* plan) {
   plan->packed_halves = 0;
   plan->num_exponents = 0;
   plan->group.pack_blocks = 0;
@@ -146,7 +187,7 @@ void plan_packing(TiledPlan* plan) {
       feature.reciprocals[k] =
           static_cast<uint32_t>((int64_t{1} << (31 + shift)) / feature.p[k] + 1);
     }
-    plan_bins(&feature);
+    plan_bins(most_bins(batch, *plan, feature.p[1]), &feature);
     // A feature that shares its predecessor's cores has no packing pieces: the search for a piece's
     // feature takes the last one that starts there.
     if (f > 0 && plan->group.features[f - 1].table == feature.table) {
@@ -169,9 +210,11 @@ void plan_packing(TiledPlan* plan) {
 }  // namespace
 
 cudaError_t plan_tiled_forward(const BagBatch& batch, const PooledOutput& output, TiledPlan* plan) {
-  const cudaError_t error = read_device(plan);
+  cudaError_t error = read_device(plan);
   if (error != cudaSuccess) return error;
   plan_rows(batch, plan);
+  error = plan_sorting(batch, plan);
+  if (error != cudaSuccess) return error;
   plan->has_factors =
       batch.per_sample_weights != nullptr || batch.pooling_mode == PoolingMode::kMean;
   plan->has_sums = plan->adds_to_sums && output.type != ElementType::kFloat32;
@@ -188,7 +231,7 @@ cudaError_t plan_tiled_forward(const BagBatch& batch, const PooledOutput& output
   }
   plan->tiling.exact = plan->tiling.exact && aligned;
 
-  plan_packing(plan);
+  plan_packing(batch, plan);
   Layout layout(nullptr);
   place_workspace(*plan, output, &layout);
   plan->workspace_bytes = static_cast<size_t>(layout.bytes());

@@ -34,14 +34,19 @@ bool find_tiling(ElementType core_type, int64_t output_rows, const TableShape& s
 // packing of its cores. `features`: of the call, which share the launches.
 bool tiling_pays(int64_t lookups, int64_t features, const TableShape& shape);
 
+// Who sorts the lookups: a launch of its own, which sees all lookups of a feature at once, or each
+// cluster of the contraction its share of them. Only some tilings have the second.
+enum class SortingPlace : int32_t { kAuto, kPreparation, kContraction };
+
 struct TiledPlan {
   // Set by the caller. Of the features: cores, num_embeddings, output_column, p, q, r, num_cores,
   // embedding_dim, feature, table. Features of one table must be neighbours.
   Tiling tiling;
   ElementType core_type;
   bool three_products;
-  bool deterministic;  // every sum in the same order in every run
-  uint32_t disabled;   // mechanisms, see tiled_params.h
+  bool deterministic;    // every sum in the same order in every run
+  uint32_t disabled;     // mechanisms, see tiled_params.h
+  SortingPlace sorting;  // kAuto, unless the two are compared
   TiledGroup group;
   // Set by plan_tiled_forward.
   int64_t lookups_per_range;
@@ -53,6 +58,7 @@ struct TiledPlan {
   int32_t buffered_row_elements;  // as in TiledWorkspace
   int32_t buffered_sharers;       // as in TiledRange
   int32_t multiprocessors;
+  bool sorts_in_contraction;
   bool dependent_launch;  // the device has programmatic dependent launch, and clusters
   bool has_factors;
   bool adds_to_sums;  // sums are not written once, by the pooling kernel

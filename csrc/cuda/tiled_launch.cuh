@@ -4,8 +4,27 @@
 
 #include "tiled_contract_launch.cuh"
 #include "tiled_prepare_launch.cuh"
+#include "tiled_sorting_launch.cuh"
 
 namespace flowtt::cuda {
+
+template <int kRank1, int kRank2, int kQ3, bool kThreeProducts, bool kExact, bool kFused>
+cudaError_t launch_contract_kernel_of(const TiledLaunch& launch) {
+  if (launch.plan.sorts_in_contraction) {
+    return launch_sorting_contract_kernel<kRank1, kRank2, kQ3, kThreeProducts, kExact, kFused>(
+        launch);
+  }
+  return launch_contract_kernel<kRank1, kRank2, kQ3, kThreeProducts, kExact, kFused>(launch);
+}
+
+template <int kRank1, int kRank2, int kQ3, bool kThreeProducts, bool kExact>
+cudaError_t launch_contract(const TiledLaunch& launch) {
+  if (launch.range.end_lookup == launch.range.first_lookup) return cudaSuccess;
+  if ((launch.range.disabled & kFusionDisabled) != 0) {
+    return launch_contract_kernel_of<kRank1, kRank2, kQ3, kThreeProducts, kExact, false>(launch);
+  }
+  return launch_contract_kernel_of<kRank1, kRank2, kQ3, kThreeProducts, kExact, true>(launch);
+}
 
 template <int kRank1, int kRank2, int kQ3>
 cudaError_t launch_tiling(const TiledLaunch& launch) {

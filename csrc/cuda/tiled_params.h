@@ -15,8 +15,16 @@ namespace flowtt::cuda {
 // Digits of an id are stored in 16 bits each.
 inline constexpr int32_t kMaxTiledFactor = 65536;
 
+// Tables of more rows take a slower way from id to bin.
+inline constexpr int64_t kMaxNarrowRows = int64_t{1} << 31;
+
 // Bins that the lookups of a feature are sorted into: one counter each in shared memory.
 inline constexpr int32_t kMaxTiledBins = 4096;
+
+// The same where a cluster sorts its share of the lookups just before it contracts them, and the
+// most lookups that each of its blocks keeps in shared memory.
+inline constexpr int32_t kMaxShareBins = 1024;
+inline constexpr int32_t kMaxSliceLookups = 2048;
 
 // A tile is the rows of four prefixes: q1 and q2 fill at most four rows of it each.
 inline constexpr int kTileLookups = 4;

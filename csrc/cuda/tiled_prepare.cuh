@@ -160,16 +160,19 @@ __global__ void __launch_bounds__(kPrepareThreads, kPrepareBlocksPerMultiprocess
                          const __grid_constant__ PooledOutput output, PrepareBlocks blocks) {
   extern __shared__ __align__(16) char shared[];
   PrepareScratch<Packing>& scratch = *reinterpret_cast<PrepareScratch<Packing>*>(shared);
-  allow_dependent_launch();
   const int32_t block = static_cast<int32_t>(blockIdx.x);
+  // The contraction reads ids and offsets before it waits for this kernel, so it may start only
+  // when the kernels before the call have finished: when every block here has waited for them.
   if (block < blocks.sorting) {
     clear_counts(scratch.grouping);
     wait_for_previous_kernel();
+    allow_dependent_launch();
     group_run(scratch.grouping, group, batch, range, workspace,
               block / static_cast<int32_t>(cluster_blocks()), blocks.parts_shift);
     return;
   }
   wait_for_previous_kernel();
+  allow_dependent_launch();
   const int32_t others = static_cast<int32_t>(gridDim.x) - blocks.sorting;
   const int32_t thread = (block - blocks.sorting) * kPrepareThreads + threadIdx.x;
 #pragma unroll 1

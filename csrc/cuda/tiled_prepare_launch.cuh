@@ -4,78 +4,14 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
-#include <mutex>
 
+#include "cluster_limits.cuh"
 #include "tiled_kernel_launch.cuh"
 #include "tiled_prepare.cuh"
 
 namespace flowtt::cuda {
 
 constexpr int64_t kMaxClearingPieces = 64;
-
-// How many clusters of 2^i blocks of the preparation a device runs at the same time.
-struct ClusterLimits {
-  static constexpr int kSizes = 5;
-  static_assert(1 << (kSizes - 1) == kMaxClusterBlocks);
-  int clusters[kSizes];
-};
-
-template <auto kernel>
-cudaError_t ask_cluster_limits(int device, size_t shared_bytes, ClusterLimits* limits) {
-  int major = 0;
-  int multiprocessors = 0;
-  cudaError_t error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  if (error != cudaSuccess) return error;
-  error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-  if (error != cudaSuccess) return error;
-  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               static_cast<int>(shared_bytes));
-  if (error != cudaSuccess) return error;
-  *limits = {};
-  limits->clusters[0] = kPrepareBlocksPerMultiprocessor * multiprocessors;
-  if (major < 9) return cudaSuccess;
-  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-  if (error != cudaSuccess) return error;
-  for (int i = 1; i < ClusterLimits::kSizes; ++i) {
-    cudaLaunchAttribute attribute{};
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = 1u << i;
-    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(1u << i);
-    config.blockDim = dim3(kPrepareThreads);
-    config.dynamicSmemBytes = shared_bytes;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-    if (cudaOccupancyMaxActiveClusters(&limits->clusters[i], kernel, &config) != cudaSuccess) {
-      cudaGetLastError();
-      limits->clusters[i] = 0;
-    }
-  }
-  return cudaSuccess;
-}
-
-// As asked the first time on each device.
-template <auto kernel>
-cudaError_t find_cluster_limits(size_t shared_bytes, ClusterLimits* limits) {
-  constexpr int kDevices = 64;
-  static std::atomic<bool> is_known[kDevices];
-  static ClusterLimits known[kDevices];
-  static std::mutex mutex;
-  int device = 0;
-  const cudaError_t error = cudaGetDevice(&device);
-  if (error != cudaSuccess) return error;
-  if (device >= kDevices) return ask_cluster_limits<kernel>(device, shared_bytes, limits);
-  if (!is_known[device].load(std::memory_order_acquire)) {
-    const std::lock_guard<std::mutex> lock(mutex);
-    const cudaError_t asked = ask_cluster_limits<kernel>(device, shared_bytes, &known[device]);
-    if (asked != cudaSuccess) return asked;
-    is_known[device].store(true, std::memory_order_release);
-  }
-  *limits = known[device];
-  return cudaSuccess;
-}
 
 // Clusters of 2^cluster_shift blocks, 2^parts_shift of them for each run.
 struct SortingShape {
@@ -119,15 +55,20 @@ cudaError_t launch_prepare(const TiledLaunch& launch) {
   constexpr auto kernel = tiled_prepare_kernel<Packing>;
   constexpr size_t kSharedBytes = sizeof(PrepareScratch<Packing>);
   ClusterLimits limits;
-  const cudaError_t error = find_cluster_limits<kernel>(kSharedBytes, &limits);
+  const cudaError_t error = find_cluster_limits<kernel>(
+      {kPrepareThreads, kPrepareBlocksPerMultiprocessor, kSharedBytes}, &limits);
   if (error != cudaSuccess) return error;
   const TiledGroup& group = launch.plan.group;
   const int64_t lookups = launch.range.end_lookup - launch.range.first_lookup;
-  const SortingShape shape = choose_sorting(lookups, launch.batch.num_features, limits);
+  const bool sorts = !launch.plan.sorts_in_contraction;
+  const SortingShape shape =
+      sorts ? choose_sorting(lookups, launch.batch.num_features, limits) : SortingShape{0, 0};
   TiledRange range = launch.range;
   range.run_lookups = kMaxChunk << shape.cluster_shift;
   const int64_t runs =
-      lookups == 0 ? 0 : (lookups + range.run_lookups - 1) / range.run_lookups + group.count - 1;
+      lookups == 0 || !sorts
+          ? 0
+          : (lookups + range.run_lookups - 1) / range.run_lookups + group.count - 1;
   const int64_t clusters = runs << shape.parts_shift;
 
   const int64_t samples = range.end_sample - range.first_sample;

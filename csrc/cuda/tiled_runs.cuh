@@ -13,6 +13,7 @@ struct SortedChunk {
   int32_t first;    // lookup of the range
   int32_t count;
   int32_t begin;        // in the run
+  int32_t run_count;    // lookups of the run
   int32_t first_entry;  // of the run
   // If all bags of the feature's samples may have one length: this length, its reciprocal as in
   // TiledRange, and how many of the samples' lookups are before the chunk's. Otherwise 0.
@@ -59,6 +60,7 @@ __device__ __forceinline__ void describe_chunk(SortedChunk& chunk, const TiledRa
   chunk.first = runs.first + run_begin + begin;
   chunk.count = max(min(per_block, run_count - begin), 0);
   chunk.begin = begin;
+  chunk.run_count = run_count;
   chunk.first_entry = runs.entry + run_begin;
   chunk.skipped = static_cast<uint32_t>(runs.skipped + run_begin + begin);
   const int64_t bags = range.end_sample - range.first_sample;
@@ -85,9 +87,9 @@ inline __device__ __noinline__ void find_chunk_of_group(SortedChunk& chunk, cons
   FeatureRuns runs{};
   if (lane < group.count) {
     const int64_t bag = group.features[lane].feature * batch.batch_size + range.first_sample;
-    const int64_t begin = load_index(batch.offsets, batch.offsets_are_int64, bag);
-    const int64_t end = load_index(batch.offsets, batch.offsets_are_int64,
-                                   bag + range.end_sample - range.first_sample);
+    const int64_t begin = load_input_index(batch.offsets, batch.offsets_are_int64, bag);
+    const int64_t end = load_input_index(batch.offsets, batch.offsets_are_int64,
+                                         bag + range.end_sample - range.first_sample);
     const int64_t first = clamped(begin, range.first_lookup, range.end_lookup);
     runs.lookups = end - begin;
     runs.skipped = static_cast<int32_t>(first - begin);

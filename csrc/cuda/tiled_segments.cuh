@@ -14,6 +14,15 @@ struct Segments {
   int32_t first_entry[kTiledFeaturesPerLaunch + 1];
 };
 
+// Reads ids and offsets where the contraction does so before the preparation has finished. The
+// preparation lets the contraction start only after its own wait for the kernels before the call,
+// so these have finished, and what they wrote is in L2. No acquire of the contraction's own has
+// come yet, however, so nothing may be taken from the L1 cache.
+__device__ __forceinline__ int64_t load_input_index(const void* data, bool is_int64, int64_t i) {
+  return is_int64 ? __ldcg(static_cast<const int64_t*>(data) + i)
+                  : static_cast<int64_t>(__ldcg(static_cast<const int32_t*>(data) + i));
+}
+
 __device__ __forceinline__ int64_t clamped(int64_t value, int64_t low, int64_t high) {
   return value < low ? low : value > high ? high : value;
 }
@@ -47,8 +56,8 @@ __device__ __forceinline__ void load_segments(Segments& segments, const TiledGro
       // The only feature has all lookups: nothing to wait for.
       if (batch.num_features > 1 || samples < batch.batch_size) {
         const int64_t bag = group.features[f].feature * batch.batch_size + range.first_sample;
-        begin = load_index(batch.offsets, batch.offsets_are_int64, bag);
-        end = load_index(batch.offsets, batch.offsets_are_int64, bag + samples);
+        begin = load_input_index(batch.offsets, batch.offsets_are_int64, bag);
+        end = load_input_index(batch.offsets, batch.offsets_are_int64, bag + samples);
       }
       begin = clamped(begin, range.first_lookup, range.end_lookup);
       entries = static_cast<int32_t>(clamped(end, begin, range.end_lookup) - begin);

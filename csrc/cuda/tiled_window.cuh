@@ -157,11 +157,13 @@ __device__ __forceinline__ constexpr float buffered_row_scale() {
   return Chain::kParts == 1 ? 1.0f / (1 << kBufferedRowShift) : 1.0f;
 }
 
-// Plans the window of `count` lookups that starts at `first_entry`; `lookup` is the lane's. Called
-// by whole warps; the plan is complete after a __syncwarp.
+// Plans the window of `count` lookups that starts at `first_entry`; `lookup` is the lane's,
+// `weight` what its row is multiplied by. Called by whole warps; the plan is complete after a
+// __syncwarp.
 template <typename Chain>
 __device__ __forceinline__ void plan_window(WindowPlan& plan, const GroupedLookup& lookup,
-                                            const TiledFeature& feature, const TiledRange& range,
+                                            float weight, const TiledFeature& feature,
+                                            const TiledRange& range,
                                             const TiledWorkspace& workspace,
                                             const PooledOutput& output, uint32_t first_entry,
                                             int count, int32_t* used_slots) {
@@ -172,10 +174,6 @@ __device__ __forceinline__ void plan_window(WindowPlan& plan, const GroupedLooku
   const int32_t exponent = __ldg(workspace.exponents + feature.exponents[0] + i1) +
                            __ldg(workspace.exponents + feature.exponents[1] + lookup.i2) +
                            __ldg(workspace.exponents + feature.exponents[2] + i3);
-  const float weight = workspace.factors != nullptr && lane < count
-                           ? __ldg(workspace.factors + first_entry + lane)
-                           : 1.0f;
-
   const WindowGroups groups = group_window(lookup, count, range.disabled);
   const int first_lane = lowest_lane(groups.prefix);
   const int prefix = __popc(groups.first_of_prefixes & lanes_before(first_lane));
