@@ -146,18 +146,14 @@ cudaError_t plan_sorting(const BagBatch& batch, TiledPlan* plan) {
   return cudaSuccess;
 }
 
-// Bins for a sort of all lookups of a feature, or of a cluster's share: enough there for a window
-// to see one bin.
+// Bins for a sort by the preparation, or for one by clusters of what they see at once: enough there
+// for a window to see one bin.
 int32_t most_bins(const BagBatch& batch, const TiledPlan& plan, int32_t p2) {
   if (!plan.sorts_in_contraction) return kMaxTiledBins;
-  constexpr int64_t kBlocks = 16;  // of a cluster
   constexpr int64_t kLookupsPerBin = 32;
-  const int64_t clusters = std::max<int64_t>(plan.multiprocessors / kBlocks, 1);
   const int64_t average = plan.lookups_per_range / batch.num_features;
-  const int64_t shares = std::max<int64_t>(clusters / batch.num_features, 1);
-  const int64_t share = std::min(average / shares, kMaxSliceLookups * kBlocks);
   return static_cast<int32_t>(
-      std::clamp<int64_t>(share / kLookupsPerBin, std::min(p2, kMaxShareBins), kMaxShareBins));
+      std::clamp<int64_t>(average / kLookupsPerBin, std::min(p2, kMaxShareBins), kMaxShareBins));
 }
 
 void plan_bins(int32_t most, TiledFeature* feature) {

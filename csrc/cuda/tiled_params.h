@@ -23,8 +23,9 @@ inline constexpr int32_t kMaxTiledBins = 4096;
 
 // The same where a cluster sorts its share of the lookups just before it contracts them, and the
 // most lookups that each of its blocks keeps in shared memory.
-inline constexpr int32_t kMaxShareBins = 1024;
+inline constexpr int32_t kMaxShareBins = 2048;
 inline constexpr int32_t kMaxSliceLookups = 2048;
+inline constexpr int32_t kMaxShareChunk = 4096;  // of a run, that a block reads
 
 // A tile is the rows of four prefixes: q1 and q2 fill at most four rows of it each.
 inline constexpr int kTileLookups = 4;
@@ -121,7 +122,8 @@ struct TiledRange {
   int64_t end_sample;
   int64_t first_lookup;
   int64_t end_lookup;
-  int32_t run_lookups;  // the most that one cluster sorts in one go
+  int32_t run_lookups;  // the most that are sorted in one go
+  int32_t run_parts;    // clusters of the contraction that sort one run, each a part of the result
   // The length that all bags of the call have, if they have one length, or 0, and 2^32 divided by
   // it, rounded down, at most 2^32 - 1.
   uint32_t bag_length;

@@ -1,10 +1,13 @@
-// The other way to sort lookups: by the cluster that contracts them. A cluster takes one run of a
-// feature's lookups at a time, its share of the call, and leaves it in the shared memory of its
-// blocks: equal slices of the sorted order, whatever the bins are.
-//   each block counts the lookups of its chunk per bin,
-//   each block reads the counts of all blocks, and so knows where its own lookups belong,
+// The other way to sort lookups: by the clusters that contract them, in shared memory. One or more
+// clusters sort a run of a feature's lookups together; each of them keeps an equal part of the
+// sorted order, and each of its blocks an equal slice of that, whatever the bins are.
+//   each block counts the lookups of its chunk of the run per bin,
+//   each block reads the counts of the cluster's blocks, and so knows where its own lookups belong,
 //   each block writes its lookups into the slices of the blocks that will work on them.
-// Two barriers of the cluster; nothing of it goes to device memory.
+// Two barriers of the cluster; nothing of it goes to device memory. Clusters do not tell each other
+// anything: all of them read all ids of the run, and leave out the lookups of the other parts. So
+// each has to find the same places for the lookups of a bin that lies in two parts: these are
+// numbered in the order of the batch, the others as they come.
 
 #pragma once
 
@@ -16,23 +19,34 @@
 
 namespace flowtt::cuda {
 
+// Consecutive bins whose counts are one vector.
+inline constexpr uint32_t kGroupBins = 8;
+inline constexpr uint32_t kBinGroups = kMaxShareBins / kGroupBins;
+inline constexpr uint32_t kNoBin = 0xffff;
+inline constexpr uint32_t kNoPlace = 0x80000000u;
+
 // In shared memory while a run is sorted; the warps need the place afterwards.
 struct ShareScratch {
-  // Lookups of each bin, two bins a word: no run has more than 16 bits of them.
+  // The block's lookups of each bin and of each group of bins, two of them a word.
   alignas(16) uint32_t counts[kMaxShareBins / 2];
-  uint32_t places[kMaxShareBins];  // in the run, of the block's first lookup of each bin
+  uint32_t group_counts[kBinGroups / 2];
+  uint32_t group_places[kBinGroups];  // of the first lookup of each group, in the run
+  // Of the block's first lookup of each bin, or kNoPlace if the bin has no lookups of the part.
+  alignas(16) uint32_t places[kMaxShareBins];
   uint32_t warp_sums[32];
+  uint32_t cut_bins[2];        // bins that begin before the part or end after it, or kNoBin
+  uint32_t cut_counts[2][32];  // lookups of these bins that each warp has
   SortedChunk chunk;
   BagMarks marks;
 };
-static_assert(kMaxSliceLookups * kMaxClusterBlocks < 65536);
-static_assert(kMaxSliceLookups <= kMaxChunk);
+static_assert(kMaxShareChunk <= kMaxChunk && kMaxShareChunk < 65536);
 
-// In shared memory. How a sorted run lies in the slices of the cluster's blocks.
+// In shared memory. How the cluster's part of a sorted run lies in the slices of its blocks.
 struct SortedRun {
   int32_t feature;
-  int32_t count;
-  int32_t first_entry;  // of the run, as if all features' entries were in one array
+  int32_t begin;        // of the part in the run
+  int32_t count;        // lookups of the part
+  int32_t first_entry;  // of the part, as if all features' entries were in one array
   int32_t window;       // lookups of a window
   int32_t slice;        // lookups of all but the last slices, whole windows
   uint32_t reciprocal;  // of `slice`, as a fraction of 2^32, rounded up
@@ -49,19 +63,20 @@ struct SortedRun {
 
 // As many windows for each warp, by one thread.
 __device__ __forceinline__ void divide_run(SortedRun& run, const SortedChunk& chunk,
-                                           uint32_t blocks, int32_t warps, uint32_t disabled) {
-  const int32_t shift = 31 - __clz(blocks);
-  const int32_t average = ((max(chunk.run_count, 1) - 1) >> shift) + 1;
+                                           const TiledRange& range, int32_t part, int32_t blocks,
+                                           int32_t warps) {
+  const int32_t average = max(chunk.run_count - 1, 0) / (blocks * range.run_parts) + 1;
   const int32_t rounds = (average + warps * kWindow - 1) / (warps * kWindow);
   const int32_t window =
       max((average + warps * rounds - 1) / (warps * rounds), static_cast<int32_t>(kMinWindow));
   run.feature = chunk.feature;
-  run.count = chunk.run_count;
-  run.first_entry = chunk.first_entry;
   run.window = window;
   run.slice = (average + window - 1) / window * window;
+  run.begin = min(part * blocks * run.slice, chunk.run_count);
+  run.count = min(chunk.run_count - run.begin, blocks * run.slice);
+  run.first_entry = chunk.first_entry + run.begin;
   run.reciprocal = 0xffffffffu / static_cast<uint32_t>(run.slice) + 1;
-  run.has_queues = (disabled & kStealingDisabled) == 0 && run.slice > window * warps;
+  run.has_queues = (range.disabled & kStealingDisabled) == 0 && run.slice > window * warps;
 }
 
 template <typename index_t, int kThreads, int kBatch>
@@ -74,168 +89,163 @@ __device__ __forceinline__ void load_share_ids(int64_t (&ids)[kBatch], const ind
   }
 }
 
-// Whether the thread's lookups lie in bags of one length. offsets: of the samples' first bag.
+// Whether those of the chunk's bags that the thread looks at are of one length: where each of them,
+// and the one behind the last, begins. offsets: of the samples' first bag.
 template <typename offset_t, int kThreads, int kBatch>
-__device__ __forceinline__ bool confirm_share(const EqualBags& bags, const offset_t* offsets,
+__device__ __forceinline__ bool confirm_chunk(const EqualBags& bags, const offset_t* offsets,
                                               int32_t count) {
+  const uint32_t first_bag = bags.bag_of(0);
+  const uint32_t end_bag = bags.bag_of(max(count - 1, 0)) + 1;
+  const offset_t first = __ldcg(offsets);
   bool confirmed = true;
 #pragma unroll
-  for (int i = 0; i < kBatch; ++i) {
-    const int32_t item = i * kThreads + static_cast<int32_t>(threadIdx.x);
-    if (item < count) confirmed &= bags.confirms(offsets, item);
+  for (int i = 0; i <= kBatch; ++i) {
+    const uint32_t bag = first_bag + i * kThreads + threadIdx.x;
+    if (count > 0 && bag <= end_bag) {
+      confirmed &= __ldcg(offsets + bag) - first == static_cast<offset_t>(bag * bags.length);
+    }
   }
   return confirmed;
 }
 
-// Where the block's first lookup of each bin belongs, from the counts of all blocks. Called by all
-// threads; ends with a barrier.
-__device__ __forceinline__ void place_share_bins(ShareScratch& scratch, uint32_t bins,
-                                                 uint32_t rank, uint32_t blocks) {
-  const uint32_t word = threadIdx.x;
-  const uint32_t words = (bins + 1) / 2;
-  const int lane = threadIdx.x % 32;
-  const int warp = threadIdx.x / 32;
-  uint32_t total = 0;   // of both bins of the thread, in all blocks
-  uint32_t before = 0;  // in blocks before this one
-  if (word < words) {
+// Sums of two counts in a word, over all blocks of the cluster and over those before this one.
+struct ClusterCounts {
+  uint32_t total[2];
+  uint32_t before[2];
+
+  __device__ __forceinline__ ClusterCounts(const uint32_t* word, uint32_t rank, uint32_t blocks)
+      : total{}, before{} {
     uint32_t count[kMaxClusterBlocks];
 #pragma unroll
     for (uint32_t i = 0; i < kMaxClusterBlocks; ++i) {
       // Each block begins with itself: they would all ask the same one.
-      const uint32_t other = (rank + i) & (blocks - 1);
-      count[i] = i < blocks ? RemoteWord(scratch.counts + word, other).load() : 0;
+      count[i] = i < blocks ? RemoteWord(word, (rank + i) & (blocks - 1)).load() : 0;
     }
 #pragma unroll
     for (uint32_t i = 0; i < kMaxClusterBlocks; ++i) {
-      total += count[i];
-      if (((rank + i) & (blocks - 1)) < rank) before += count[i];
+      const bool is_before = ((rank + i) & (blocks - 1)) < rank;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const uint32_t value = half == 0 ? count[i] & 0xffffu : count[i] >> 16;
+        total[half] += value;
+        before[half] += is_before ? value : 0;
+      }
     }
   }
-  const uint32_t sum = (total & 0xffffu) + (total >> 16);
-  uint32_t up_to = sum;
+};
+
+// Counts of groups, after those of bins. Called by all threads, between barriers.
+__device__ __forceinline__ void count_groups(ShareScratch& scratch) {
+  if (threadIdx.x >= kBinGroups) return;
+  const uint4 counts = reinterpret_cast<const uint4*>(scratch.counts)[threadIdx.x];
+  const uint32_t pairs[4] = {counts.x, counts.y, counts.z, counts.w};
+  uint32_t sum = 0;
 #pragma unroll
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const uint32_t other = __shfl_up_sync(kAllLanes, up_to, offset);
-    if (lane >= offset) up_to += other;
+  for (int i = 0; i < 4; ++i) sum += (pairs[i] & 0xffffu) + (pairs[i] >> 16);
+  const uint32_t next = __shfl_down_sync(kAllLanes, sum, 1);
+  if (threadIdx.x % 2 == 0) scratch.group_counts[threadIdx.x / 2] = sum | next << 16;
+}
+
+// Where the block's first lookup of each bin belongs, in the run, of all bins that have lookups of
+// the part: first of the groups, then of the bins of those groups alone. Called by all threads;
+// ends with a barrier.
+__device__ __forceinline__ void place_share_bins(ShareScratch& scratch, const SortedRun& run,
+                                                 uint32_t rank, uint32_t blocks) {
+  constexpr uint32_t kGroupWords = kBinGroups / 2;
+  const uint32_t word = threadIdx.x;
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
+  uint32_t sum[2] = {0, 0};
+  uint32_t up_to = 0;
+  if (word < kGroupWords) {
+    const ClusterCounts counts(scratch.group_counts + word, rank, blocks);
+    sum[0] = counts.total[0];
+    sum[1] = counts.total[1];
+    up_to = sum[0] + sum[1];
+#pragma unroll
+    for (int offset = 1; offset < 32; offset *= 2) {
+      const uint32_t other = __shfl_up_sync(kAllLanes, up_to, offset);
+      if (lane >= offset) up_to += other;
+    }
+    if (lane == 31) scratch.warp_sums[warp] = up_to;
   }
-  if (lane == 31) scratch.warp_sums[warp] = up_to;
+  if (threadIdx.x < 2) scratch.cut_bins[threadIdx.x] = kNoBin;
   __syncthreads();
-  const uint32_t earlier = __reduce_add_sync(kAllLanes, lane < warp ? scratch.warp_sums[lane] : 0);
-  if (word < words) {
-    const uint32_t place = earlier + up_to - sum;
-    scratch.places[2 * word] = place + (before & 0xffffu);
-    scratch.places[2 * word + 1] = place + (total & 0xffffu) + (before >> 16);
+  if (word < kGroupWords) {
+    uint32_t place = up_to - sum[0] - sum[1];
+    for (int i = 0; i < warp; ++i) place += scratch.warp_sums[i];
+    scratch.group_places[2 * word] = place;
+    scratch.group_places[2 * word + 1] = place + sum[0];
+  }
+  __syncthreads();
+
+  // Whole warps have four words each of up to eight groups.
+  const uint32_t begin = static_cast<uint32_t>(run.begin);
+  const uint32_t end = static_cast<uint32_t>(run.begin + run.count);
+  constexpr uint32_t kWords = kMaxShareBins / 2;
+  constexpr uint32_t kWarpGroups = 32 / (kGroupBins / 2);
+  // The groups of the part are neighbours. Warps take them in turn, from the first on.
+  uint32_t before_part = 0;
+  for (uint32_t group = lane; group < kBinGroups; group += 32) {
+    before_part += group > 0 && scratch.group_places[group] <= begin;
+  }
+  const uint32_t first_group = __reduce_add_sync(kAllLanes, before_part);
+  for (uint32_t base = first_group + warp * kWarpGroups; base < kBinGroups;
+       base += blockDim.x / 32 * kWarpGroups) {
+    if (scratch.group_places[base] >= end) break;
+    const uint32_t own_word = base * (kGroupBins / 2) + lane;
+    ClusterCounts counts(scratch.counts + min(own_word, kWords - 1), rank, blocks);
+    uint32_t place = counts.total[0] + counts.total[1];
+#pragma unroll
+    for (int offset = 1; offset < static_cast<int>(kGroupBins / 2); offset *= 2) {
+      const uint32_t other = __shfl_up_sync(kAllLanes, place, offset);
+      if (lane % (kGroupBins / 2) >= offset) place += other;
+    }
+    if (own_word >= kWords) continue;
+    place += scratch.group_places[own_word / (kGroupBins / 2)] - counts.total[0] - counts.total[1];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t bin = 2 * own_word + half;
+      const uint32_t bin_end = place + counts.total[half];
+      scratch.places[bin] = place + counts.before[half];
+      if (place < begin && begin < bin_end) scratch.cut_bins[0] = bin;
+      if (place < end && end < bin_end) scratch.cut_bins[1] = bin;
+      place = bin_end;
+    }
   }
   __syncthreads();
 }
 
-// Sorts run number `number`, of features of at most kMaxNarrowRows rows; false if there are not so
-// many. `slice`: room for the block's own. The scratch may be used for other things afterwards.
-// Called by all threads of the cluster.
-template <int kThreads>
-__device__ __forceinline__ bool sort_share(ShareScratch& scratch, SortedRun& run,
-                                           GroupedLookup* slice, const TiledGroup& group,
-                                           const BagBatch& batch, const TiledRange& range,
-                                           int32_t number) {
-  constexpr int kBatch = (kMaxSliceLookups + kThreads - 1) / kThreads;
-  static_assert(kMaxShareBins / 2 <= kThreads && kThreads <= 1024);
-  const uint32_t rank = cluster_rank();
-  const uint32_t blocks = cluster_blocks();
-  const SortedChunk& chunk = scratch.chunk;
-  if (threadIdx.x < kMaxShareBins / 8) {
-    reinterpret_cast<uint4*>(scratch.counts)[threadIdx.x] = make_uint4(0, 0, 0, 0);
-  }
-  if (threadIdx.x < 32) {
-    find_chunk(scratch.chunk, group, batch, range, number, rank, 31 - __clz(blocks));
+// Numbers the block's lookups of bins that other clusters have too in one order, that of their
+// warps and places in the batch. lookups: bin << 16 | number in the bin. By all threads; has a
+// barrier.
+template <int kBatch>
+__device__ __forceinline__ void order_cut_bins(ShareScratch& scratch, uint32_t (&lookups)[kBatch]) {
+  const uint32_t lane = threadIdx.x % 32;
+  const uint32_t warp = threadIdx.x / 32;
+#pragma unroll
+  for (int cut = 0; cut < 2; ++cut) {
+    const uint32_t bin = scratch.cut_bins[cut];
+    uint32_t sum = 0;
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) sum += lookups[i] >> 16 == bin;
+    sum = bin == kNoBin ? 0 : __reduce_add_sync(kAllLanes, sum);
+    if (lane == 0) scratch.cut_counts[cut][warp] = sum;
   }
   __syncthreads();
-  if (chunk.feature < 0) return false;  // as in all blocks of the cluster
-  const TiledFeature& feature = group.features[chunk.feature];
-  const int64_t first = range.first_lookup + chunk.first;
-  const int32_t count = chunk.count;
-  int64_t ids[kBatch];
-  if (batch.indices_are_int64) {
-    load_share_ids<int64_t, kThreads>(ids, static_cast<const int64_t*>(batch.indices) + first,
-                                      count);
-  } else {
-    load_share_ids<int32_t, kThreads>(ids, static_cast<const int32_t*>(batch.indices) + first,
-                                      count);
-  }
-  const bool pools = batch.pooling_mode != PoolingMode::kNone;
-  const int64_t first_bag = feature.feature * batch.batch_size + range.first_sample;
-  bool equal_bags = true;
-  if (pools) {
-    const EqualBags bags(chunk);
-    equal_bags = bags.length != 0;
-    if (equal_bags && batch.offsets_are_int64) {
-      equal_bags = confirm_share<int64_t, kThreads, kBatch>(
-          bags, static_cast<const int64_t*>(batch.offsets) + first_bag, count);
-    } else if (equal_bags) {
-      equal_bags = confirm_share<int32_t, kThreads, kBatch>(
-          bags, static_cast<const int32_t*>(batch.offsets) + first_bag, count);
-    }
-  }
-  // While the others wait for their ids.
-  if (threadIdx.x == kThreads - 1) divide_run(run, chunk, blocks, kThreads / 32, range.disabled);
-  equal_bags = __syncthreads_and(equal_bags || count == 0);
-  const EqualBags bags(chunk);
-  // Values that are never used, but some on every path: otherwise registers are kept for them in
-  // the calls below.
-  uint32_t samples[kBatch] = {};
-  if (!equal_bags) {
-    mark_bags(scratch.marks, batch, first_bag, range, first, count);
+#pragma unroll
+  for (int cut = 0; cut < 2; ++cut) {
+    const uint32_t bin = scratch.cut_bins[cut];
+    if (bin == kNoBin || scratch.cut_counts[cut][warp] == 0) continue;
+    uint32_t number = __reduce_add_sync(kAllLanes, lane < warp ? scratch.cut_counts[cut][lane] : 0);
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      const int32_t item = i * kThreads + static_cast<int32_t>(threadIdx.x);
-      samples[i] = item < count ? marked_sample(scratch.marks, batch, item) : 0;
+      const bool is_cut = lookups[i] >> 16 == bin;
+      const uint32_t lanes = __ballot_sync(kAllLanes, is_cut);
+      if (is_cut) lookups[i] = bin << 16 | (number + __popc(lanes & ((1u << lane) - 1)));
+      number += __popc(lanes);
     }
   }
-
-  const uint32_t num_embeddings = static_cast<uint32_t>(feature.num_embeddings);
-  const IdSplitter splitter(feature);
-  LookupDigits digits[kBatch] = {};  // `bin` becomes bin << 16 | rank in the bin
-#pragma unroll
-  for (int i = 0; i < kBatch; ++i) {
-    const int32_t item = i * kThreads + static_cast<int32_t>(threadIdx.x);
-    if (item >= count) break;
-    if (static_cast<uint64_t>(ids[i]) >= num_embeddings) {
-      trap_on_bad_lookup(feature, first + item, ids[i]);
-    }
-    digits[i] = splitter.split(static_cast<uint32_t>(ids[i]));
-    const uint32_t bin = digits[i].bin;
-    const uint32_t half = bin % 2 * 16;
-    const uint32_t counted = atomicAdd(&scratch.counts[bin / 2], 1u << half);
-    digits[i].bin = bin << 16 | (counted >> half & 0xffffu);
-  }
-  __syncthreads();
-  // Also, that the block has done with its slice of the run before.
-  arrive_at_cluster();
-  wait_for_cluster();
-  // No block looks for windows of the run before any more, and none yet for those of this one.
-  if (threadIdx.x == 0) run.taken = 0;
-  place_share_bins(scratch, feature.bins, rank, blocks);
-
-  const bool sorts = (range.disabled & kGroupingDisabled) == 0;
-#pragma unroll
-  for (int i = 0; i < kBatch; ++i) {
-    const int32_t item = i * kThreads + static_cast<int32_t>(threadIdx.x);
-    if (item >= count) break;
-    const uint32_t place = sorts ? scratch.places[digits[i].bin >> 16] + (digits[i].bin & 0xffffu)
-                                 : static_cast<uint32_t>(chunk.begin + item);
-    if (!pools) {
-      samples[i] = static_cast<uint32_t>(first + item) | kLoneLookup;
-    } else if (equal_bags) {
-      samples[i] = (static_cast<uint32_t>(range.first_sample) + bags.bag_of(item)) |
-                   (bags.length == 1 ? kLoneLookup : 0);
-    }
-    const uint32_t owner = __umulhi(place, run.reciprocal);
-    const uint32_t own_place = place - owner * static_cast<uint32_t>(run.slice);
-    RemoteVector(reinterpret_cast<const uint4*>(slice) + own_place, owner)
-        .store(make_uint4(digits[i].outer, digits[i].i2, chunk.first + item, samples[i]));
-  }
-  arrive_after_remote_stores();
-  wait_for_cluster();
-  return true;
 }
 
 }  // namespace flowtt::cuda

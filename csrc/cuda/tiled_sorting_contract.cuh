@@ -1,10 +1,10 @@
 // The contraction that sorts its lookups itself: clusters of persistent blocks, whose warps take
-// windows from the shared memory of their cluster. See tiled_share_sort.cuh.
+// windows from the shared memory of their cluster. See tiled_share.cuh.
 
 #pragma once
 
 #include "tiled_contract.cuh"
-#include "tiled_share_sort.cuh"
+#include "tiled_share.cuh"
 
 namespace flowtt::cuda {
 

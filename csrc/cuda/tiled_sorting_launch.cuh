@@ -10,10 +10,12 @@
 
 namespace flowtt::cuda {
 
-// Clusters of 2^cluster_shift blocks, and the runs that they sort one after the other.
+// Clusters of 2^cluster_shift blocks, and the runs that they sort one after the other, each by
+// `parts` clusters together.
 struct SharesShape {
   int cluster_shift;
   int64_t clusters;
+  int64_t parts;
   int64_t run_lookups;  // at most
 };
 
@@ -33,28 +35,36 @@ inline SharesShape choose_clusters(const ClusterLimits& limits, int64_t multipro
   return shape;
 }
 
-// Equal shares of the lookups, one or more a cluster. The host knows how many lookups the features
-// have on average only, so several features get runs that hold an eighth more than that.
+// As many clusters sort together as have their parts in one round, so that they see as many lookups
+// as possible: of these, a cluster reads no more than its registers hold. The host knows how many
+// lookups the features have on average only, so several features get runs of an eighth more.
 inline void choose_runs(SharesShape* shape, int64_t lookups, int64_t call_features,
                         int64_t group_features) {
-  const int64_t most = int64_t{kMaxSliceLookups} << shape->cluster_shift;
+  const int64_t most_read = int64_t{kMaxShareChunk} << shape->cluster_shift;
+  const int64_t most_kept = int64_t{kMaxSliceLookups} << shape->cluster_shift;
   const int64_t least = int64_t{kMinWindow} << shape->cluster_shift;
   const auto ceil_div = [](int64_t value, int64_t divisor) {
     return (value + divisor - 1) / divisor;
   };
+  const auto most = [&](int64_t parts) { return std::min(most_read, parts * most_kept); };
   if (call_features == 1) {
     shape->clusters = std::min(shape->clusters, ceil_div(lookups, least));
-    const int64_t rounds = ceil_div(lookups, shape->clusters * most);
-    shape->run_lookups = ceil_div(lookups, shape->clusters * rounds);
+    shape->parts = shape->clusters;
+    while (shape->parts > 2 && shape->clusters / shape->parts * most(shape->parts) < lookups) {
+      shape->parts /= 2;
+    }
+    const int64_t runs_at_once = shape->clusters / shape->parts;
+    const int64_t rounds = ceil_div(lookups, runs_at_once * most(shape->parts));
+    shape->run_lookups = ceil_div(lookups, runs_at_once * rounds);
+    shape->clusters = runs_at_once * shape->parts;
     return;
   }
   const int64_t average = ceil_div(lookups, call_features);
-  const int64_t per_feature =
-      std::clamp<int64_t>(shape->clusters / group_features, 1, ceil_div(average, least));
-  const int64_t runs = std::max(per_feature, ceil_div(average + average / 8, most));
-  const int64_t run = ceil_div(average, runs);
-  shape->run_lookups = std::min(run + run / 8 + 1, most);
-  shape->clusters = std::min(shape->clusters, lookups / shape->run_lookups + group_features);
+  shape->parts = std::clamp<int64_t>(shape->clusters / group_features, 1, ceil_div(average, least));
+  const int64_t run = ceil_div(average, ceil_div(average + average / 8, most(shape->parts)));
+  shape->run_lookups = std::min(run + run / 8 + 1, most(shape->parts));
+  shape->clusters =
+      std::min(shape->clusters, (lookups / shape->run_lookups + group_features) * shape->parts);
 }
 
 template <int kRank1, int kRank2, int kQ3, bool kThreeProducts, bool kExact, bool kFused>
@@ -79,7 +89,8 @@ cudaError_t launch_sorting_contract_kernel(const TiledLaunch& launch) {
               launch.batch.num_features, group.count);
   TiledRange range = launch.range;
   range.run_lookups = static_cast<int32_t>(shape.run_lookups);
-  const int64_t slice_lookups = ((shape.run_lookups - 1) >> shape.cluster_shift) + 1;
+  range.run_parts = static_cast<int32_t>(shape.parts);
+  const int64_t slice_lookups = (shape.run_lookups - 1) / (shape.parts << shape.cluster_shift) + 1;
   return launch_kernel(kernel, shape.clusters << shape.cluster_shift, Shape::kWarps * 32,
                        shared_bytes(slice_lookups), launch.plan.dependent_launch,
                        1 << shape.cluster_shift, launch.stream, group, launch.batch, range,
