@@ -46,6 +46,7 @@ struct TiledPlan {
   bool three_products;
   bool deterministic;    // every sum in the same order in every run
   uint32_t disabled;     // mechanisms, see tiled_params.h
+  int32_t most_parts;    // clusters that sort a run together, at most; 0: as many as are useful
   SortingPlace sorting;  // kAuto, unless the two are compared
   TiledGroup group;
   // Set by plan_tiled_forward.

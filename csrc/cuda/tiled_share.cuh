@@ -64,17 +64,7 @@ __device__ __forceinline__ bool sort_share(ShareScratch& scratch, SortedRun& run
                kThreads / 32);
   }
   equal_bags = __syncthreads_and(equal_bags || count == 0);
-  // Values that are never used, but some on every path: otherwise registers are kept for them in
-  // the calls below.
-  uint32_t samples[kBatch] = {};
-  if (!equal_bags) {
-    mark_bags(scratch.marks, batch, first_bag, range, first, count);
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int32_t item = i * kThreads + static_cast<int32_t>(threadIdx.x);
-      samples[i] = item < count ? marked_sample(scratch.marks, batch, item) : 0;
-    }
-  }
+  if (!equal_bags) mark_bags(scratch.marks, batch, first_bag, range, first, count);
 
   const uint32_t num_embeddings = static_cast<uint32_t>(feature.num_embeddings);
   const IdSplitter splitter(feature);
@@ -83,7 +73,7 @@ __device__ __forceinline__ bool sort_share(ShareScratch& scratch, SortedRun& run
   for (int i = 0; i < kBatch; ++i) {
     const int32_t item = i * kThreads + static_cast<int32_t>(threadIdx.x);
     lookups[i] = kNoBin << 16;
-    if (item >= count) continue;
+    if (i * kThreads >= count || item >= count) continue;
     if (static_cast<uint64_t>(ids[i]) >= num_embeddings) {
       trap_on_bad_lookup(feature, first + item, ids[i]);
     }
@@ -99,31 +89,33 @@ __device__ __forceinline__ bool sort_share(ShareScratch& scratch, SortedRun& run
   arrive_at_cluster();
   wait_for_cluster();
   // No block looks for windows of the run before any more, and none yet for those of this one.
-  if (threadIdx.x == 0) run.taken = 0;
+  if (threadIdx.x == 0) run.taken = scratch.num_kept = 0;
   place_share_bins(scratch, run, rank, blocks);
-  if (range.run_parts > 1) order_cut_bins(scratch, lookups);
+  if (range.run_parts > 1) {
+    order_cut_bins(scratch, lookups, (count + kThreads - 1) / kThreads);
+  }
 
-  const bool sorts = (range.disabled & kGroupingDisabled) == 0;
-#pragma unroll
-  for (int i = 0; i < kBatch; ++i) {
-    const int32_t item = i * kThreads + static_cast<int32_t>(threadIdx.x);
-    if (item >= count) continue;
-    const uint32_t bin = lookups[i] >> 16;
-    const uint32_t place = sorts ? scratch.places[bin] + (lookups[i] & 0xffffu)
-                                 : static_cast<uint32_t>(chunk.begin + item);
-    const uint32_t own_place = place - static_cast<uint32_t>(run.begin);
-    if (own_place >= static_cast<uint32_t>(run.count)) continue;
+  keep_part<kThreads>(scratch, run, ids, lookups, count, (range.disabled & kGroupingDisabled) == 0);
+
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < scratch.num_kept; i += kThreads) {
+    const uint2 kept = scratch.kept[i];
+    const int32_t item = static_cast<int32_t>(kept.y & 0xffffu);
+    uint32_t sample = 0;
     if (!pools) {
-      samples[i] = static_cast<uint32_t>(first + item) | kLoneLookup;
+      sample = static_cast<uint32_t>(first + item) | kLoneLookup;
     } else if (equal_bags) {
-      samples[i] = (static_cast<uint32_t>(range.first_sample) + bags.bag_of(item)) |
-                   (bags.length == 1 ? kLoneLookup : 0);
+      sample = (static_cast<uint32_t>(range.first_sample) + bags.bag_of(item)) |
+               (bags.length == 1 ? kLoneLookup : 0);
+    } else {
+      sample = marked_sample(scratch.marks, batch, item);
     }
-    const LookupDigits digits = splitter.split(static_cast<uint32_t>(ids[i]));
-    const uint32_t owner = __umulhi(own_place, run.reciprocal);
-    const uint32_t at = own_place - owner * static_cast<uint32_t>(run.slice);
+    const LookupDigits digits = splitter.split(kept.x);
+    const uint32_t place = kept.y >> 16;
+    const uint32_t owner = __umulhi(place, run.reciprocal);
+    const uint32_t at = place - owner * static_cast<uint32_t>(run.slice);
     RemoteVector(reinterpret_cast<const uint4*>(slice) + at, owner)
-        .store(make_uint4(digits.outer, digits.i2, chunk.first + item, samples[i]));
+        .store(make_uint4(digits.outer, digits.i2, chunk.first + item, sample));
   }
   arrive_after_remote_stores();
   wait_for_cluster();

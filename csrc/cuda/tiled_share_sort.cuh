@@ -36,9 +36,13 @@ struct ShareScratch {
   uint32_t warp_sums[32];
   uint32_t cut_bins[2];        // bins that begin before the part or end after it, or kNoBin
   uint32_t cut_counts[2][32];  // lookups of these bins that each warp has
+  uint32_t num_kept;
+  uint2 kept[kMaxShareChunk];  // the block's lookups of the part: {id, place in the part << 16 |
+                               // number in the chunk}
   SortedChunk chunk;
   BagMarks marks;
 };
+static_assert(kMaxClusterBlocks * kMaxSliceLookups < 65536);
 static_assert(kMaxShareChunk <= kMaxChunk && kMaxShareChunk < 65536);
 
 // In shared memory. How the cluster's part of a sorted run lies in the slices of its blocks.
@@ -217,10 +221,11 @@ __device__ __forceinline__ void place_share_bins(ShareScratch& scratch, const So
 }
 
 // Numbers the block's lookups of bins that other clusters have too in one order, that of their
-// warps and places in the batch. lookups: bin << 16 | number in the bin. By all threads; has a
-// barrier.
+// warps and places in the batch. lookups: bin << 16 | number in the bin, `batches` of them in
+// any thread. By all threads; has a barrier.
 template <int kBatch>
-__device__ __forceinline__ void order_cut_bins(ShareScratch& scratch, uint32_t (&lookups)[kBatch]) {
+__device__ __forceinline__ void order_cut_bins(ShareScratch& scratch, uint32_t (&lookups)[kBatch],
+                                               int32_t batches) {
   const uint32_t lane = threadIdx.x % 32;
   const uint32_t warp = threadIdx.x / 32;
 #pragma unroll
@@ -240,12 +245,52 @@ __device__ __forceinline__ void order_cut_bins(ShareScratch& scratch, uint32_t (
     uint32_t number = __reduce_add_sync(kAllLanes, lane < warp ? scratch.cut_counts[cut][lane] : 0);
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
+      if (i >= batches) break;
       const bool is_cut = lookups[i] >> 16 == bin;
       const uint32_t lanes = __ballot_sync(kAllLanes, is_cut);
       if (is_cut) lookups[i] = bin << 16 | (number + __popc(lanes & ((1u << lane) - 1)));
       number += __popc(lanes);
     }
   }
+}
+
+// Notes which of the thread's lookups are of the part. Called by all threads; ends with a barrier.
+template <int kThreads, int kBatch>
+__device__ __forceinline__ void keep_part(ShareScratch& scratch, const SortedRun& run,
+                                          const int64_t (&ids)[kBatch],
+                                          const uint32_t (&lookups)[kBatch], int32_t count,
+                                          bool sorts) {
+  const int lane = threadIdx.x % 32;
+  uint32_t places[kBatch];
+  uint32_t kept = 0;
+#pragma unroll
+  for (int i = 0; i < kBatch; ++i) {
+    const int32_t item = i * kThreads + static_cast<int32_t>(threadIdx.x);
+    places[i] = kNoPlace;
+    if (i * kThreads < count && item < count) {
+      places[i] = (sorts ? scratch.places[lookups[i] >> 16] + (lookups[i] & 0xffffu)
+                         : static_cast<uint32_t>(scratch.chunk.begin + item)) -
+                  static_cast<uint32_t>(run.begin);
+    }
+    kept += places[i] < static_cast<uint32_t>(run.count);
+  }
+  uint32_t at = kept;
+#pragma unroll
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const uint32_t other = __shfl_up_sync(kAllLanes, at, offset);
+    if (lane >= offset) at += other;
+  }
+  uint32_t warp_first = 0;
+  if (lane == 31) warp_first = add_to_shared(&scratch.num_kept, at);
+  at += __shfl_sync(kAllLanes, warp_first, 31) - kept;
+#pragma unroll
+  for (int i = 0; i < kBatch; ++i) {
+    if (i * kThreads >= count) break;
+    if (places[i] >= static_cast<uint32_t>(run.count)) continue;
+    scratch.kept[at++] =
+        make_uint2(static_cast<uint32_t>(ids[i]), places[i] << 16 | (i * kThreads + threadIdx.x));
+  }
+  __syncthreads();
 }
 
 }  // namespace flowtt::cuda

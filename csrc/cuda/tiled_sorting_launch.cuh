@@ -39,7 +39,7 @@ inline SharesShape choose_clusters(const ClusterLimits& limits, int64_t multipro
 // as possible: of these, a cluster reads no more than its registers hold. The host knows how many
 // lookups the features have on average only, so several features get runs of an eighth more.
 inline void choose_runs(SharesShape* shape, int64_t lookups, int64_t call_features,
-                        int64_t group_features) {
+                        int64_t group_features, int64_t most_parts) {
   const int64_t most_read = int64_t{kMaxShareChunk} << shape->cluster_shift;
   const int64_t most_kept = int64_t{kMaxSliceLookups} << shape->cluster_shift;
   const int64_t least = int64_t{kMinWindow} << shape->cluster_shift;
@@ -49,7 +49,7 @@ inline void choose_runs(SharesShape* shape, int64_t lookups, int64_t call_featur
   const auto most = [&](int64_t parts) { return std::min(most_read, parts * most_kept); };
   if (call_features == 1) {
     shape->clusters = std::min(shape->clusters, ceil_div(lookups, least));
-    shape->parts = shape->clusters;
+    shape->parts = std::min(shape->clusters, most_parts);
     while (shape->parts > 2 && shape->clusters / shape->parts * most(shape->parts) < lookups) {
       shape->parts /= 2;
     }
@@ -60,7 +60,8 @@ inline void choose_runs(SharesShape* shape, int64_t lookups, int64_t call_featur
     return;
   }
   const int64_t average = ceil_div(lookups, call_features);
-  shape->parts = std::clamp<int64_t>(shape->clusters / group_features, 1, ceil_div(average, least));
+  shape->parts = std::clamp<int64_t>(shape->clusters / group_features, 1,
+                                     std::min(most_parts, ceil_div(average, least)));
   const int64_t run = ceil_div(average, ceil_div(average + average / 8, most(shape->parts)));
   shape->run_lookups = std::min(run + run / 8 + 1, most(shape->parts));
   shape->clusters =
@@ -86,7 +87,8 @@ cudaError_t launch_sorting_contract_kernel(const TiledLaunch& launch) {
   const TiledGroup& group = launch.plan.group;
   SharesShape shape = choose_clusters(limits, launch.plan.multiprocessors);
   choose_runs(&shape, launch.range.end_lookup - launch.range.first_lookup,
-              launch.batch.num_features, group.count);
+              launch.batch.num_features, group.count,
+              launch.plan.most_parts == 0 ? shape.clusters : launch.plan.most_parts);
   TiledRange range = launch.range;
   range.run_lookups = static_cast<int32_t>(shape.run_lookups);
   range.run_parts = static_cast<int32_t>(shape.parts);
