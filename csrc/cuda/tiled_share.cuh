@@ -117,6 +117,7 @@ __device__ __forceinline__ bool sort_share(ShareScratch& scratch, SortedRun& run
     RemoteVector(reinterpret_cast<const uint4*>(slice) + at, owner)
         .store(make_uint4(digits.outer, digits.i2, chunk.first + item, sample));
   }
+  __syncwarp();
   arrive_after_remote_stores();
   wait_for_cluster();
   return true;
