@@ -98,9 +98,9 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
   using Chain = TiledChain<kRank1, kRank2, kQ3, kThreeProducts, kHeld>;
   using Storage = WarpStorage<Chain, kFused>;
   using Block = SortingBlock<Storage, kWarps>;
-  extern __shared__ __align__(128) char shared[];
-  Block& block = *reinterpret_cast<Block*>(shared);
-  GroupedLookup* const slice = reinterpret_cast<GroupedLookup*>(shared + sizeof(Block));
+  extern __shared__ __align__(128) char block_storage[];
+  Block& block = *reinterpret_cast<Block*>(block_storage);
+  GroupedLookup* const slice = reinterpret_cast<GroupedLookup*>(block_storage + sizeof(Block));
   const SortedRun& run = block.run;
   Storage& storage = block.warps[threadIdx.x / 32];
   const int lane = threadIdx.x % 32;
