@@ -44,6 +44,12 @@ def expect(call: Call) -> Expected:
     return Expected([core.double() for core in copy.cores], copy)
 
 
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    """In the Frobenius norm; `expected` is float64 on the CPU."""
+    difference = actual.cpu().double() - expected
+    return (difference.norm() / expected.norm()).item()
+
+
 def assert_matches(actual: Tensor, expected: Tensor, slack: float = 1.0) -> None:
     """Compares on the CPU, with the tolerance of the dtype of `actual`."""
     assert actual.isfinite().all()

@@ -10,7 +10,7 @@ import torch
 from torch.library import opcheck
 
 from tests.gpu.calls import NONE, Call, Table, make_call
-from tests.gpu.expected import assert_matches, expect
+from tests.gpu.expected import assert_matches, expect, relative_error
 from tests.gpu.shapes import TABLES
 from tests.gpu.training import OPTIMIZERS, Training, assert_step_matches
 from torchrec_flowtt.functional import tt_embedding
@@ -105,8 +105,7 @@ def test_tensor_cores_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = expect(call).output
 
     def error(allow_tf32: bool) -> float:
-        output = call.forward(allow_tf32=allow_tf32).cpu().double()
-        return ((output - expected).norm() / expected.norm()).item()
+        return relative_error(call.forward(allow_tf32=allow_tf32), expected)
 
     assert error(False) < 2e-6 < error(True) < 1e-3
     monkeypatch.setenv("FLOWTT_CUDA_FORWARD", "general")

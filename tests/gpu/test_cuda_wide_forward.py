@@ -5,13 +5,11 @@ As in test_cuda_tiled_forward.py, every call takes the tiled kernels however sma
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
 from tests.gpu.calls import MEAN, SUM, Table, make_call
-from tests.gpu.expected import assert_matches, expect
+from tests.gpu.expected import assert_matches, expect, relative_error
 
 # One for each kernel, exact and padded ones, and sizes that no tile divides.
 TABLES = {
@@ -43,19 +41,7 @@ SOME = ["ranks 128", "q2 8", "odd q", "2 cores", "2 cores, odd", "4 cores"]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 TF32_TOLERANCE = 1.2e-3
 
-
-@pytest.fixture(autouse=True)
-def _tiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("FLOWTT_CUDA_FORWARD", "tiled")
-    # A workspace must not depend on what its memory held before: fill the allocator's with NaN.
-    poison = [torch.full((1 << 22,), torch.nan, device="cuda") for _ in range(4)]
-    del poison
-    yield
-
-
-def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    difference = actual.cpu().double() - expected
-    return (difference.norm() / expected.norm()).item()
+pytestmark = pytest.mark.usefixtures("tiled_path")
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -32,22 +32,38 @@ def tables(draw: st.DrawFn) -> Table:
     return Table(p, q, ranks, rows)
 
 
-@st.composite
-def calls(draw: st.DrawFn, dtypes: tuple[torch.dtype, ...] = CORE_DTYPES) -> Call:
-    """Several tables, features that share them, all index types, weights or none."""
-    some_tables = draw(st.lists(tables(), min_size=1, max_size=3))
-    table_numbers = st.integers(0, len(some_tables) - 1)
+def _draw_call(
+    draw: st.DrawFn,
+    some_tables: list[Table],
+    dtypes: tuple[torch.dtype, ...],
+    *,
+    pooling_mode: int,
+    weighted: bool = False,
+) -> Call:
+    """Features of these tables, some of them shared, with all index types."""
     return random_call(
         some_tables,
-        features=draw(st.lists(table_numbers, min_size=1, max_size=4)),
+        features=draw(st.lists(st.integers(0, len(some_tables) - 1), min_size=1, max_size=4)),
         batch_size=draw(st.sampled_from((0, 1, 3, 40))),
         longest_bag=draw(st.sampled_from((0, 1, 4, 30))),
         dtype=draw(st.sampled_from(dtypes)),
         index_dtype=draw(st.sampled_from(INDEX_DTYPES)),
         offset_dtype=draw(st.sampled_from(INDEX_DTYPES)),
+        weighted=weighted,
+        pooling_mode=pooling_mode,
+        seed=draw(st.integers(0, 1000)),
+    )
+
+
+@st.composite
+def calls(draw: st.DrawFn, dtypes: tuple[torch.dtype, ...] = CORE_DTYPES) -> Call:
+    """Several tables, features that share them, all index types, weights or none."""
+    return _draw_call(
+        draw,
+        draw(st.lists(tables(), min_size=1, max_size=3)),
+        dtypes,
         weighted=draw(st.booleans()),
         pooling_mode=draw(st.sampled_from((0, 1))),
-        seed=draw(st.integers(0, 1000)),
     )
 
 
@@ -61,19 +77,7 @@ def row_calls(draw: st.DrawFn, dtypes: tuple[torch.dtype, ...] = CORE_DTYPES) ->
         for other in others
         if len(other.p) == len(first.p)
     ]
-    some_tables = [first, *same_dim]
-    table_numbers = st.integers(0, len(some_tables) - 1)
-    return random_call(
-        some_tables,
-        features=draw(st.lists(table_numbers, min_size=1, max_size=4)),
-        batch_size=draw(st.sampled_from((0, 1, 3, 40))),
-        longest_bag=draw(st.sampled_from((0, 1, 4, 30))),
-        dtype=draw(st.sampled_from(dtypes)),
-        index_dtype=draw(st.sampled_from(INDEX_DTYPES)),
-        offset_dtype=draw(st.sampled_from(INDEX_DTYPES)),
-        pooling_mode=NONE,
-        seed=draw(st.integers(0, 1000)),
-    )
+    return _draw_call(draw, [first, *same_dim], dtypes, pooling_mode=NONE)
 
 
 def output_dtypes(core_dtype: torch.dtype) -> tuple[torch.dtype, ...]:
