@@ -97,14 +97,18 @@ std::vector<int64_t> look_up_tiled_features(const CudaCall& call, const cuda::Po
   const EmbeddingBagArguments& arguments = call.arguments();
   const ForwardChoice choice = forward_choice();
   const uint32_t disabled = disabled_mechanisms();
-  const bool tiled_call = choice == ForwardChoice::kTiled ||
-                          (choice == ForwardChoice::kAuto && cuda::tiling_pays(arguments.bags.nnz));
+  const int64_t num_features = arguments.bags.num_features;
+  // From the sizes alone: the host does not know which feature has how many lookups.
+  const auto pays = [&](const TableShape& shape) {
+    if (choice != ForwardChoice::kAuto) return choice == ForwardChoice::kTiled;
+    return cuda::tiling_pays(arguments.bags.nnz / num_features, num_features, shape);
+  };
   std::vector<int64_t> remaining;
   std::vector<TiledCandidate> candidates;
   for (size_t feature = 0; feature < arguments.features.size(); ++feature) {
     const int32_t table = arguments.features[feature].table;
     Tiling tiling{};
-    if (tiled_call && arguments.output_rows > 0 &&
+    if (arguments.output_rows > 0 && pays(arguments.tables[table]) &&
         cuda::find_tiling(arguments.core_type, arguments.output_rows, arguments.tables[table],
                           &tiling)) {
       candidates.push_back({tiling, static_cast<int64_t>(feature), table});

@@ -9,9 +9,9 @@
 namespace flowtt::cuda {
 namespace {
 
-template <int kQ4>
+template <int kQ4, int kSums>
 cudaError_t launch_pairs(const TiledLaunch& launch, const TiledFeature& feature) {
-  constexpr auto kernel = suffix_pairs_kernel<kQ4>;
+  constexpr auto kernel = suffix_pairs_kernel<kQ4, kSums>;
   constexpr int32_t kBlocksPerMultiprocessor = 2;
   const PairShape pair(feature);
   const size_t shared_bytes = pair.shared_floats(kQ4) * sizeof(float);
@@ -24,6 +24,13 @@ cudaError_t launch_pairs(const TiledLaunch& launch, const TiledFeature& feature)
   kernel<<<dim3(p3, parts), kPairWarps * 32, shared_bytes, launch.stream>>>(
       feature, launch.workspace, launch.plan.core_type);
   return cudaGetLastError();
+}
+
+template <int kQ4>
+cudaError_t launch_pairs(const TiledLaunch& launch, const TiledFeature& feature) {
+  const PairShape pair(feature);
+  return pair.rows * kQ4 <= 16 * 32 ? launch_pairs<kQ4, 16>(launch, feature)
+                                    : launch_pairs<kQ4, 64>(launch, feature);
 }
 
 }  // namespace

@@ -12,7 +12,6 @@
 namespace flowtt::cuda {
 
 constexpr int kPairWarps = 8;
-constexpr int kPairRegisters = 64;  // sums a lane holds
 
 // Sizes of core 3 and 4 of a feature whose shape is that of the contracted table.
 struct PairShape {
@@ -50,8 +49,9 @@ __device__ __forceinline__ int32_t third_position(const WideShape& shape, int32_
   return vector * kVectorHalves + element;
 }
 
-// Block (i3, part) forms the pairs of i3 with every parts-th i4, a warp each at a time.
-template <int kQ4>
+// kSums: sums that a lane holds, of r2 q3 q4 / 32, for q4 padded to kQ4. Block (i3, part) forms the
+// pairs of i3 with every parts-th i4, a warp each at a time.
+template <int kQ4, int kSums>
 __global__ void __launch_bounds__(kPairWarps * 32)
     suffix_pairs_kernel(const __grid_constant__ TiledFeature feature,
                         const __grid_constant__ TiledWorkspace workspace, ElementType core_type) {
@@ -62,9 +62,21 @@ __global__ void __launch_bounds__(kPairWarps * 32)
   const int warp = threadIdx.x / 32;
   const int32_t i3 = static_cast<int32_t>(blockIdx.x);
   const int64_t slice = static_cast<int64_t>(i3) * pair.rows * pair.r3;
-  for (int32_t i = threadIdx.x; i < pair.rows * pair.r3; i += kPairWarps * 32) {
-    columns[i % pair.r3 * pair.stride + i / pair.r3] =
-        load_element<float>(feature.cores[2], core_type, slice + i);
+  const int32_t elements = pair.rows * pair.r3;
+  constexpr int kBatch = 8;  // loaded before the first is stored
+  for (int32_t base = threadIdx.x; base < elements; base += kBatch * kPairWarps * 32) {
+    float loaded[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      loaded[i] = load_element<float>(feature.cores[2], core_type,
+                                      slice + min(base + i * kPairWarps * 32, elements - 1));
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int32_t element = base + i * kPairWarps * 32;
+      if (element >= elements) break;
+      columns[element % pair.r3 * pair.stride + element / pair.r3] = loaded[i];
+    }
   }
   __syncthreads();
   float* const fourth = columns + pair.slice_floats() + warp * pair.r3 * kQ4;
@@ -80,7 +92,7 @@ __global__ void __launch_bounds__(kPairWarps * 32)
                       : 0.0f;
     }
     __syncwarp();
-    constexpr int kRows = kPairRegisters / kQ4;
+    constexpr int kRows = kSums / kQ4;
     float sums[kRows][kQ4] = {};
     for (int32_t k3 = 0; k3 < pair.r3; ++k3) {
       float factor[kQ4];

@@ -88,6 +88,17 @@ __device__ __forceinline__ void store_shared_vector(uint32_t address, uint4 v) {
                : "memory");
 }
 
+// Asks for the line of `source` in the L1 cache, without waiting and without a register for it.
+// `unused`: four bytes of shared memory that nobody reads.
+__device__ __forceinline__ void touch(uint32_t unused, const void* source) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(unused), "l"(source));
+}
+
+// What touch asked for has arrived; to be called before the shared memory is given back.
+__device__ __forceinline__ void wait_for_touched() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
 // Device memory by 64-bit addresses.
 __device__ __forceinline__ uint4 load_global_vector(uint64_t address) {
   uint4 v;

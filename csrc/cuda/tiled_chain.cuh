@@ -31,6 +31,10 @@ struct TiledChain {
   static constexpr int kWords2 = kRank2 / 8;
   static constexpr int kTiles = kRank2 / 8;  // n-tiles of a P_b
   static constexpr int kParts = kThreeProducts ? 2 : 1;
+  static constexpr bool kHolds = kHeld > 0;
+  // Pairs of rows whose slices of core 3 are on their way while one is computed: what registers
+  // allow.
+  static constexpr int kPairsAhead = kThreeProducts ? 1 : 2;
   // Bytes of packed slices, and of a P_x and of a tile's in one part.
   static constexpr uint32_t kFirstSlice = kMaxTiledQ * kRank1 * sizeof(__half);
   static constexpr uint32_t kSecondSlice = kMaxTiledQ * kRank1 * kRank2 * sizeof(__half);
@@ -44,8 +48,8 @@ struct TiledChain {
   // columns repeat the other half, and a lane keeps one pair of its two.
   static constexpr int kPairs = kQ3 == 8 ? 2 : 1;
 
-  struct First {
-    uint32_t words[kParts][kSteps1][4];
+  struct FirstPart {
+    uint32_t words[kSteps1][4];
   };
   struct SecondPart {  // of one b
     uint32_t words[kTiles][kWords1];
@@ -84,14 +88,12 @@ struct TiledChain {
   }
 
   // `offset`: of the slice plus first_offset, and so on.
-  static __device__ __forceinline__ void load_first(First& first, const TiledWorkspace& workspace,
-                                                    uint32_t offset) {
+  static __device__ __forceinline__ void load_first_part(FirstPart& first,
+                                                         const TiledWorkspace& workspace, int part,
+                                                         uint32_t offset) {
 #pragma unroll
-    for (int i = 0; i < kParts; ++i) {
-#pragma unroll
-      for (int k = 0; k < kSteps1; ++k) {
-        load_words(first.words[i][k], packed(workspace, i, offset) + k * 128);
-      }
+    for (int k = 0; k < kSteps1; ++k) {
+      load_words(first.words[k], packed(workspace, part, offset) + k * 128);
     }
   }
 
@@ -105,11 +107,24 @@ struct TiledChain {
     }
   }
 
+  // What the lane holds of a slice; nothing held, the slice's way to the L1 cache begins. `unused`:
+  // see touch.
   static __device__ __forceinline__ void load_second(Second& second,
                                                      const TiledWorkspace& workspace,
-                                                     uint32_t offset) {
+                                                     uint32_t slice, uint32_t lane,
+                                                     uint32_t unused) {
 #pragma unroll
-    for (int b = 0; b < kHeld; ++b) load_second_part(second.parts[b], workspace, 0, offset, b);
+    for (int b = 0; b < kHeld; ++b) {
+      load_second_part(second.parts[b], workspace, 0, slice + second_offset(lane), b);
+    }
+    if constexpr (kHeld == 0) {
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        for (uint32_t line = lane * 128; line < kSecondSlice; line += 32 * 128) {
+          touch(unused, packed(workspace, part, slice + line));
+        }
+      }
+    }
   }
 
   static __device__ __forceinline__ void load_third(Third& third, const TiledWorkspace& workspace,
@@ -120,48 +135,54 @@ struct TiledChain {
 
   // p = or += one product.
   template <bool kStarts>
-  static __device__ __forceinline__ void stage1(float (&p)[kTiles][4],
-                                                const uint32_t (&first)[kSteps1][4],
+  static __device__ __forceinline__ void stage1(float (&p)[kTiles][4], const FirstPart& first,
                                                 const SecondPart& second) {
 #pragma unroll
     for (int k = 0; k < kSteps1; ++k) {
 #pragma unroll
       for (int u = 0; u < kTiles; ++u) {
         if (kStarts && k == 0) {
-          multiply(p[u], first[k], second.words[u][2 * k], second.words[u][2 * k + 1]);
+          multiply(p[u], first.words[k], second.words[u][2 * k], second.words[u][2 * k + 1]);
         } else {
-          multiply_add(p[u], first[k], second.words[u][2 * k], second.words[u][2 * k + 1]);
+          multiply_add(p[u], first.words[k], second.words[u][2 * k], second.words[u][2 * k + 1]);
         }
       }
     }
   }
 
-  // Stage 1 of a tile. `offset`: as in load_second.
+  // Stage 1 of a tile. `first`: high parts of the prefixes' slices; `first_offset`: where those
+  // slices start; `offset`: as in load_second.
   template <typename Tile>
   static __device__ __forceinline__ void compute_prefixes(const Tile& tile, uint32_t lane,
-                                                          const First& first, const Second& second,
+                                                          const FirstPart& first,
+                                                          const Second& second,
                                                           const TiledWorkspace& workspace,
-                                                          uint32_t offset) {
+                                                          uint32_t first_offset, uint32_t offset) {
     // Lane (g, t) writes rows 4 a + b and 4 a + b + 8 of its prefix, a = g / 4, in one vector.
     const uint32_t written = own_prefix(lane) * kPrefix + lane / 16 * 256 + lane % 4 * 16;
-    SecondPart high[2];  // read for b and the next
-    SecondPart low[2];
-    if constexpr (kHeld == 0) load_second_part(high[0], workspace, 0, offset, 0);
-    if constexpr (kThreeProducts) load_second_part(low[0], workspace, 1, offset, 0);
+    // Read for b, and for the next one as soon as the products with them are under way.
+    SecondPart high;
+    SecondPart low;
+    if constexpr (kHeld == 0) load_second_part(high, workspace, 0, offset, 0);
+    FirstPart first_low;
+    if constexpr (kThreeProducts) {
+      load_second_part(low, workspace, 1, offset, 0);
+      load_first_part(first_low, workspace, 1, first_offset);
+    }
 #pragma unroll
     for (int b = 0; b < kMaxTiledQ; ++b) {
-      if (b + 1 < kMaxTiledQ) {
-        if (b + 1 >= kHeld) load_second_part(high[(b + 1) % 2], workspace, 0, offset, b + 1);
-        if (kThreeProducts) load_second_part(low[(b + 1) % 2], workspace, 1, offset, b + 1);
-      }
-      const SecondPart& second_high = b < kHeld ? second.parts[b < kHeld ? b : 0] : high[b % 2];
+      const SecondPart& second_high = b < kHeld ? second.parts[b < kHeld ? b : 0] : high;
       float p[kTiles][4];
-      // Small terms first.
+      // In the order in which the operands arrive.
       if constexpr (kThreeProducts) {
-        stage1<true>(p, first.words[kParts - 1], second_high);
-        stage1<false>(p, first.words[0], low[b % 2]);
+        stage1<true>(p, first, low);
+        if (b + 1 < kMaxTiledQ) load_second_part(low, workspace, 1, offset, b + 1);
       }
-      stage1<!kThreeProducts>(p, first.words[0], second_high);
+      stage1<!kThreeProducts>(p, first, second_high);
+      if constexpr (kThreeProducts) stage1<false>(p, first_low, second_high);
+      if (b + 1 < kMaxTiledQ && b + 1 >= kHeld) {
+        load_second_part(high, workspace, 0, offset, b + 1);
+      }
 #pragma unroll
       for (int k = 0; k < kSteps2; ++k) {
         const float (&p0)[4] = p[2 * k];
@@ -195,9 +216,25 @@ struct TiledChain {
     }
   }
 
-  // Stage 2: lane (g, t) gets columns 2 t and 2 t + 1 of rows g (0 and 1) and g + 8 (2 and 3).
-  static __device__ __forceinline__ void compute_row(float (&row)[4], const Prefix& prefix,
-                                                     const Third& third) {
+  // Leaves a P_x where load_prefix of place 0 finds it.
+  template <typename Tile>
+  static __device__ __forceinline__ void store_prefix(const Prefix& prefix, const Tile& tile) {
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) {
+#pragma unroll
+      for (int k = 0; k < kSteps2; ++k) {
+        const uint32_t (&words)[4] = prefix.words[i][k];
+        tile.store(i * kPart + k * 512, make_uint4(words[0], words[1], words[2], words[3]));
+      }
+    }
+  }
+
+  // Stage 2: lane (g, t) gets columns 2 t and 2 t + 1 of rows g (0 and 1) and g + 8 (2 and 3). The
+  // products of several rows alternate, so that none waits for the one before it.
+  template <int kRows>
+  static __device__ __forceinline__ void compute_rows(float (&rows)[kRows][4],
+                                                      const Prefix (&prefixes)[kRows],
+                                                      const Third (&thirds)[kRows]) {
     constexpr int kProducts = kThreeProducts ? 3 : 1;
 #pragma unroll
     for (int product = 0; product < kProducts; ++product) {
@@ -205,11 +242,14 @@ struct TiledChain {
       const int third_part = kThreeProducts && product == 1 ? 1 : 0;
 #pragma unroll
       for (int k = 0; k < kSteps2; ++k) {
-        const uint32_t* words = third.words[third_part] + 2 * k;
-        if (product == 0 && k == 0) {
-          multiply(row, prefix.words[prefix_part][k], words[0], words[1]);
-        } else {
-          multiply_add(row, prefix.words[prefix_part][k], words[0], words[1]);
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) {
+          const uint32_t* words = thirds[i].words[third_part] + 2 * k;
+          if (product == 0 && k == 0) {
+            multiply(rows[i], prefixes[i].words[prefix_part][k], words[0], words[1]);
+          } else {
+            multiply_add(rows[i], prefixes[i].words[prefix_part][k], words[0], words[1]);
+          }
         }
       }
     }

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstddef>
-#include <utility>
 
 #include "tiled_checkpoints.cuh"
 #include "tiled_emission.cuh"
@@ -19,86 +18,140 @@ struct __align__(128) WarpStorage {
   WindowPlan plan;
 };
 
-// Computes the rows of a planned window. `plan`: address of the WindowPlan.
+// The entries of a window.
+struct EntryRange {
+  int f;  // feature of the group
+  int first_entry;
+  int count;
+};
+
+// The slices of core 3 of two rows.
+template <typename Chain>
+struct ThirdPair {
+  typename Chain::Third rows[2];
+};
+
+// Computes the rows of a planned window. `plan`: address of the WindowPlan. `second` holds the
+// slice of core 2 of its first tile; `resident` says which slice that is.
 template <typename Chain, bool kExact, typename Tile>
 __device__ __forceinline__ void contract_window(const Tile& tile, uint32_t plan, uint32_t lane,
                                                 typename Chain::Second& second, uint32_t& resident,
                                                 const TiledWorkspace& workspace,
                                                 const RowEmitter<Chain, kExact>& emitter) {
+  const uint32_t unused = plan + offsetof(WindowPlan, unused);
   const Tile read_tile = tile.at(Chain::read_offset(lane));
   const uint32_t third_lane = Chain::third_offset(lane);
-  const auto first_slice = [&](uint32_t tile_number, uint32_t x) {
-    return load_shared_word(plan + offsetof(WindowPlan, first) +
-                            (tile_number * kTileLookups + x) * sizeof(uint32_t));
+  const auto first_slice = [&](uint32_t prefix) {
+    return load_shared_word(plan + offsetof(WindowPlan, first) + prefix * sizeof(uint32_t));
   };
-  const auto load_first = [&](typename Chain::First& first, uint32_t tile_number) {
-    Chain::load_first(
-        first, workspace,
-        first_slice(tile_number, Chain::own_prefix(lane)) + Chain::first_offset(lane));
+  // Where the lane's words of a tile's prefixes lie.
+  const auto own_first = [&](uint32_t first_of_tile) {
+    return first_slice(first_of_tile + Chain::own_prefix(lane)) + Chain::first_offset(lane);
   };
-  uint32_t row_address = plan + offsetof(WindowPlan, rows);
-  uint32_t place[kRowsAhead];
-  typename Chain::Third third[kRowsAhead];
+  const auto second_slice_of = [&](uint32_t prefix) {
+    return load_shared_word(plan + offsetof(WindowPlan, second) + prefix * sizeof(uint32_t));
+  };
+  // `sources`: as in PlannedPair.
+  const auto load_thirds = [&](ThirdPair<Chain>& pair, const uint4& sources) {
+    Chain::load_third(pair.rows[0], workspace, sources.x + third_lane);
+    Chain::load_third(pair.rows[1], workspace, sources.z + third_lane);
+  };
+  // Emitting rows of padded tilings takes the registers that this would need.
+  constexpr bool kFirstAhead = kExact || Chain::kParts == 1;
+  typename Chain::FirstPart first;
+  if constexpr (kFirstAhead) Chain::load_first_part(first, workspace, 0, own_first(0));
+  uint32_t planned = plan + offsetof(WindowPlan, pairs);
+  const auto pair_ahead = [&](int pairs) {
+    return load_shared_vector(planned + pairs * sizeof(PlannedPair));
+  };
+  ThirdPair<Chain> thirds[Chain::kPairsAhead];
 #pragma unroll
-  for (int i = 0; i < kRowsAhead; ++i) {
-    const uint2 row = load_shared_pair(row_address + i * sizeof(PlannedRow));
-    Chain::load_third(third[i], workspace, row.x + third_lane);
-    place[i] = row.y;
-  }
-  typename Chain::First first;
-  load_first(first, 0);
-  typename Chain::Prefix prefix;
-  const auto second_slice = [&](uint32_t number) {
-    return load_shared_word(plan + offsetof(WindowPlan, second) + number * sizeof(uint32_t));
-  };
+  for (int i = 0; i < Chain::kPairsAhead; ++i) load_thirds(thirds[i], pair_ahead(i));
+  const uint4 first_pair = pair_ahead(0);
+  uint32_t place = first_pair.y;  // of the rows of the pair
+  uint32_t next_place = first_pair.w;
   bool publishes = false;
-  if ((place[0] & kHeavyPrefix) != 0) {
-    const Checkpoint<Chain> checkpoint(workspace, first_slice(0, 0), second_slice(0));
+  if ((place & kHeavyPrefix) != 0) {
+    const Checkpoint<Chain> checkpoint(workspace, first_slice(0), second_slice_of(0));
     const CheckpointState state = checkpoint.find();
     publishes = state == CheckpointState::kOwned;
     if (state == CheckpointState::kReady) {
+      typename Chain::Prefix prefix;
       checkpoint.load(prefix);
-      place[0] &= ~(kFirstOfTile | kFirstOfPrefix);
+      Chain::store_prefix(prefix, read_tile);
+      place &= ~kFirstOfTile;
     }
   }
-  // Computes one row and replaces it by the one that far ahead. True after the last.
-  const auto step = [&](uint32_t& place, typename Chain::Third& third) {
-    const uint32_t own_place = place;
-    if ((own_place & kFirstOfTile) != 0) {
-      const uint32_t number = own_place >> 8 & 0xffu;
-      const uint32_t slice = second_slice(number) + Chain::second_offset(lane);
-      if (slice != resident) {
-        Chain::load_second(second, workspace, slice);
-        resident = slice;
-      }
-      __syncwarp();  // the last tile has been read
-      Chain::compute_prefixes(tile, lane, first, second, workspace, slice);
-      // After the last tile, those of an earlier window.
-      load_first(first, number + 1);
-      __syncwarp();
-      // Here too, so that `prefix` needs no registers meanwhile.
-      Chain::load_prefix(prefix, read_tile, own_place >> 16);
-    } else if ((own_place & kFirstOfPrefix) != 0) {
-      Chain::load_prefix(prefix, read_tile, own_place >> 16);
+  const auto start_tile = [&] {
+    const uint32_t prefix = place >> 8 & 0xffu;
+    const uint32_t next_prefix = prefix + 1 + (place & 0xffu) / kTilePrefix;
+    const uint32_t slice = (second_slice_of(prefix) & ~kNewSecond) + Chain::second_offset(lane);
+    if constexpr (!kFirstAhead) Chain::load_first_part(first, workspace, 0, own_first(prefix));
+    __syncwarp();  // the last tile has been read
+    Chain::compute_prefixes(tile, lane, first, second, workspace, own_first(prefix), slice);
+    // What the next tile needs. After the last one, prefixes of an earlier window.
+    if constexpr (kFirstAhead) {
+      Chain::load_first_part(first, workspace, 0, own_first(next_prefix));
     }
-    const uint2 tail = load_shared_pair(row_address + offsetof(PlannedRow, target));
-    row_address += sizeof(PlannedRow);
-    const uint2 next = load_shared_pair(row_address + (kRowsAhead - 1) * sizeof(PlannedRow));
-    float columns[4];
-    Chain::compute_row(columns, prefix, third);
-    Chain::load_third(third, workspace, next.x + third_lane);
+    if constexpr (Chain::kHolds) {
+      const uint32_t next_slice = second_slice_of(next_prefix);
+      if ((next_slice & kNewSecond) != 0) {
+        Chain::load_second(second, workspace, next_slice - kNewSecond, lane, unused);
+      }
+    }
+    __syncwarp();
+  };
+  // Computes two rows and replaces their slices by those of the pair that far ahead. False after
+  // the last.
+  const auto step = [&](ThirdPair<Chain>& pair) {
+    constexpr uint32_t kDestinations = offsetof(PlannedPair, destinations);
+    const bool is_plain = are_plain(place, next_place);
+#pragma unroll 1
+    for (bool is_second = false;; is_second = true) {
+      if ((place & kFirstOfTile) != 0) start_tile();
+      const uint4 destination =
+          load_shared_vector(planned + kDestinations + (is_second ? sizeof(RowDestination) : 0));
+      if (is_plain) {
+        typename Chain::Prefix prefixes[2];
+        Chain::load_prefix(prefixes[0], read_tile, place >> 16);
+        Chain::load_prefix(prefixes[1], read_tile, next_place >> 16);
+        const uint4 next_destination =
+            load_shared_vector(planned + kDestinations + sizeof(RowDestination));
+        const uint4 ahead = pair_ahead(Chain::kPairsAhead);
+        float rows[2][4];
+        Chain::compute_rows(rows, prefixes, pair.rows);
+        load_thirds(pair, ahead);
+        emitter.emit_pair(rows, place, destination, next_destination);
+        break;
+      }
+      typename Chain::Prefix prefixes[1];
+      Chain::load_prefix(prefixes[0], read_tile, place >> 16);
+      const typename Chain::Third third[1] = {pair.rows[0]};
+      float rows[1][4];
+      Chain::compute_rows(rows, prefixes, third);
+      emitter.emit(rows[0], place, destination);
+      if (is_second || (next_place & kPastEnd) != 0) {
+        load_thirds(pair, pair_ahead(Chain::kPairsAhead));
+        break;
+      }
+      place = next_place;
+      pair.rows[0] = pair.rows[1];
+    }
+    const uint4 next = pair_ahead(1);
+    planned += sizeof(PlannedPair);
     place = next.y;
-    emitter.emit(columns, own_place, tail.x, tail.y);
-    return (own_place & kLastRow) != 0;
+    next_place = next.w;
+    return (place & kPastEnd) == 0;
   };
   // Each place of the unrolled loop has registers of its own for what is on its way.
-  const auto round = [&]<int... kPlaces>(std::integer_sequence<int, kPlaces...>) {
-    return (step(place[kPlaces], third[kPlaces]) || ...);
-  };
-  while (!round(std::make_integer_sequence<int, kRowsAhead>())) {
+  static_assert(Chain::kPairsAhead == 1 || Chain::kPairsAhead == kMaxPairsAhead);
+  while (step(thirds[0]) && (Chain::kPairsAhead == 1 || step(thirds[Chain::kPairsAhead - 1]))) {
   }
+  resident = second_slice_of(place >> 8 & 0xffu) & ~kNewSecond;
   if (publishes) {
-    Checkpoint<Chain>(workspace, first_slice(0, 0), second_slice(0)).publish(prefix);
+    typename Chain::Prefix prefix;
+    Chain::load_prefix(prefix, read_tile, 0);
+    Checkpoint<Chain>(workspace, first_slice(0), second_slice_of(0)).publish(prefix);
   }
 }
 
@@ -121,9 +174,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
 
   allow_dependent_launch();
   if (threadIdx.x == 0) used_slots = 0;
-  for (int tile = lane; tile <= kWindow; tile += 32) {
-    for (int x = 0; x < kTileLookups; ++x) storage.plan.first[tile][x] = 0;
-  }
+  for (int i = lane; i < kWindow + kTileLookups; i += 32) storage.plan.first[i] = 0;
   load_segments(segments, group, batch, range);
   // Offsets out of order can make features overlap; the preparation reports them.
   if (segments.first_entry[group.count] > range.end_lookup - range.first_lookup) return;
@@ -132,24 +183,36 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
   WindowQueue queue(windows, workspace.control, warps);
   wait_for_previous_kernel();
 
+  const uint4* const entries = reinterpret_cast<const uint4*>(workspace.entries);
+  const auto locate = [&](int32_t window) {
+    int f = 0;
+    while (windows.first_window[f + 1] <= window) ++f;
+    const int first_entry =
+        segments.first_entry[f] + (window - windows.first_window[f]) * windows.size;
+    return EntryRange{f, first_entry, min(windows.size, segments.first_entry[f + 1] - first_entry)};
+  };
+  const uint32_t unused = shared_address(&storage.plan.unused);
   typename Chain::Second second;
   uint32_t resident = ~0u;  // the slice in `second`
   while (queue.take()) {
-    const int window = queue.window();
-    int f = 0;
-    while (windows.first_window[f + 1] <= window) ++f;
+    const auto [f, first_entry, count] = locate(queue.window());
     const TiledFeature& feature = group.features[f];
-    const int first_entry =
-        segments.first_entry[f] + (window - windows.first_window[f]) * windows.size;
-    const int count = min(windows.size, segments.first_entry[f + 1] - first_entry);
-    const uint4 entry = __ldg(reinterpret_cast<const uint4*>(workspace.entries) + first_entry +
-                              min(lane, count - 1));
-    const GroupedLookup lookup{entry.x, entry.y, entry.z, entry.w};
-    __syncwarp();  // the last window's plan has been read
-    plan_window<Chain>(storage.plan, lookup, feature, range, workspace, output, first_entry, count,
-                       &used_slots);
-    __syncwarp();
+    const uint4 entry = __ldg(entries + first_entry + min(lane, count - 1));
     queue.ask();
+    const GroupedLookup lookup{entry.x, entry.y, entry.z, entry.w};
+    const LookupScale scale = load_scale(lookup, feature, workspace, first_entry, count);
+    // That of the first tile, on its way during planning.
+    const uint32_t slice = second_slice<Chain>(feature, __shfl_sync(kAllLanes, lookup.i2, 0));
+    if (slice != resident) Chain::load_second(second, workspace, slice, lane, unused);
+    __syncwarp();  // the last window's plan has been read
+    plan_window<Chain>(storage.plan, lookup, scale, feature, range, workspace, output, first_entry,
+                       count, &used_slots);
+    __syncwarp();
+    queue.advance();
+    if (queue.owns() && lane < 5) {  // lines of 8 entries, perhaps not aligned
+      const EntryRange next = locate(queue.window());
+      touch(unused, entries + next.first_entry + min(8 * lane, next.count - 1));
+    }
     // Held from here on only: planning needs registers too.
     const uint32_t own_lane = hold(static_cast<uint32_t>(lane));
     const uint32_t own_storage = hold(shared_address(&storage));
@@ -165,8 +228,8 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
       contract_window<Chain, kExact>(ScratchTile{reinterpret_cast<uint64_t>(tile)}, plan, own_lane,
                                      second, resident, workspace, emitter);
     }
-    queue.advance();
   }
+  wait_for_touched();
 }
 
 }  // namespace flowtt::cuda

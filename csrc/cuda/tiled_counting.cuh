@@ -20,7 +20,8 @@ inline constexpr int64_t kMaxNarrowRows = int64_t{1} << 31;
 
 // In shared memory.
 struct GroupingScratch {
-  alignas(16) uint32_t counts[kMaxTiledBins];  // the block's lookups of each bin of the part
+  // The block's lookups of each bin of the part, then the places of the first of them.
+  alignas(16) uint32_t counts[kMaxTiledBins];
   uint32_t places[kMaxTiledBins];  // of each block's first lookup of each bin of this block's share
   uint2 lookups[kMaxChunk];        // {number in the chunk | bin of the part << 16, rank in its bin}
   uint32_t taken;                  // how many of them
@@ -108,10 +109,10 @@ __device__ __forceinline__ void count_batch(GroupingScratch& scratch,
   }
 }
 
-template <int kCores>
-__device__ __noinline__ void count_wide_bins(GroupingScratch& scratch, const TiledFeature& feature,
-                                             const BagBatch& batch, const BinPart& part,
-                                             int64_t first, int32_t count) {
+inline __device__ __noinline__ void count_wide_bins(GroupingScratch& scratch,
+                                                    const TiledFeature& feature,
+                                                    const BagBatch& batch, const BinPart& part,
+                                                    int64_t first, int32_t count) {
   uint32_t before = 0;
   for (int32_t base = 0; base < count; base += kPrepareThreads) {
     const int32_t item = base + static_cast<int32_t>(threadIdx.x);
@@ -119,7 +120,7 @@ __device__ __noinline__ void count_wide_bins(GroupingScratch& scratch, const Til
     if (item < count) {
       const int64_t id = load_index(batch.indices, batch.indices_are_int64, first + item);
       if (id < 0 || id >= feature.num_embeddings) trap_on_bad_lookup(feature, first + item, id);
-      bins[0] = split_wide<kCores>(feature, static_cast<uint64_t>(id)).bin;
+      bins[0] = split_wide(feature, static_cast<uint64_t>(id)).bin;
       before += bins[0] < part.first;
       bins[0] -= part.first;
     }
@@ -138,7 +139,6 @@ inline __device__ __noinline__ void find_bad_lookup(const TiledFeature& feature,
   }
 }
 
-template <int kCores>
 __device__ __forceinline__ void count_bins(GroupingScratch& scratch, const TiledGroup& group,
                                            const BagBatch& batch, const TiledRange& range,
                                            int32_t part_number, int32_t parts_shift) {
@@ -147,12 +147,12 @@ __device__ __forceinline__ void count_bins(GroupingScratch& scratch, const Tiled
   const int64_t first = range.first_lookup + scratch.chunk.first;
   const int32_t count = scratch.chunk.count;
   if (feature.num_embeddings > kMaxNarrowRows) {
-    count_wide_bins<kCores>(scratch, feature, batch, part, first, count);
+    count_wide_bins(scratch, feature, batch, part, first, count);
     return;
   }
   constexpr int kBatch = 8;  // ids loaded before the first is used
   const uint32_t num_embeddings = static_cast<uint32_t>(feature.num_embeddings);
-  const IdSplitter<kCores> splitter(feature);
+  const IdSplitter splitter(feature);
   uint32_t before = 0;
 #pragma unroll 1
   for (int32_t item = threadIdx.x; item - static_cast<int32_t>(threadIdx.x) < count;

@@ -24,14 +24,15 @@ class RowEmitter {
         plan_(plan),
         lane_(lane) {}
 
-  // `row`: as Chain::compute_row leaves it; the rest as in PlannedRow, the same in all lanes. By
-  // whole warps.
-  __device__ __forceinline__ void emit(const float (&row)[4], uint32_t place, uint32_t target,
-                                       uint32_t factor_bits) const {
-    const float factor = __uint_as_float(factor_bits);
+  // `row`: as Chain::compute_rows leaves it; `place`: as in RowSource; `destination`: a
+  // RowDestination. The same in all lanes but for the row. By whole warps.
+  __device__ __forceinline__ void emit(const float (&row)[4], uint32_t place,
+                                       const uint4& destination) const {
     float2 pairs[Chain::kPairs];
     Chain::own_pairs(pairs, row, lane_);
     const uint32_t kind = place & kRowKind;
+    const uint64_t target = target_of(destination);
+    const float factor = __uint_as_float(destination.z);
     if (kind == kStoreFp32) {
       store_fp32(pairs, factor, target);
     } else if (kind == kBufferRow) {
@@ -39,12 +40,33 @@ class RowEmitter {
     } else if (kind == kStore16Bits) {
       store_16_bits(pairs, factor, target);
     } else {
-      emit_each(pairs, target, factor_bits);
+      emit_each(pairs, static_cast<uint32_t>(target), target >> 32);
+    }
+  }
+
+  // Two rows that are plain, see are_plain.
+  __device__ __forceinline__ void emit_pair(const float (&rows)[2][4], uint32_t place,
+                                            const uint4& destination,
+                                            const uint4& next_destination) const {
+    float2 pairs[2][Chain::kPairs];
+    Chain::own_pairs(pairs[0], rows[0], lane_);
+    Chain::own_pairs(pairs[1], rows[1], lane_);
+    const float factors[2] = {__uint_as_float(destination.z), __uint_as_float(next_destination.z)};
+    if ((place & kRowKind) == kStoreFp32) {
+      store_fp32(pairs[0], factors[0], target_of(destination));
+      store_fp32(pairs[1], factors[1], target_of(next_destination));
+    } else {
+      buffer(pairs[0], factors[0], target_of(destination));
+      buffer(pairs[1], factors[1], target_of(next_destination));
     }
   }
 
  private:
   using Pairs = float2[Chain::kPairs];
+
+  static __device__ __forceinline__ uint64_t target_of(const uint4& destination) {
+    return static_cast<uint64_t>(destination.y) << 32 | destination.x;
+  }
 
   __device__ __forceinline__ uint32_t lane_column() const {
     return kExact ? Chain::row_column(lane_) : 0u;
@@ -74,12 +96,10 @@ class RowEmitter {
     }
   }
 
-  // `element`: the row's first in the output. Stored rows are not read again soon, so they need no
-  // place in the caches.
-  template <typename Element>
+  // Stored rows are not read again soon, so they need no place in the caches.
   __device__ __forceinline__ void store_fp32(const Pairs& pairs, float factor,
-                                             Element element) const {
-    float* const row = static_cast<float*>(output_.data) + (element + lane_column());
+                                             uint64_t target) const {
+    float* const row = reinterpret_cast<float*>(target) + lane_column();
     visit(
         pairs,
         [&](int columns, float2 value) {
@@ -89,10 +109,9 @@ class RowEmitter {
         [&](int column, float value) { __stcs(row + column, value * factor); });
   }
 
-  template <typename Element>
   __device__ __forceinline__ void store_16_bits(const Pairs& pairs, float factor,
-                                                Element element) const {
-    __half* const row = static_cast<__half*>(output_.data) + (element + lane_column());
+                                                uint64_t target) const {
+    __half* const row = reinterpret_cast<__half*>(target) + lane_column();
     visit(
         pairs,
         [&](int columns, float2 value) {
@@ -109,21 +128,23 @@ class RowEmitter {
         });
   }
 
-  __device__ __forceinline__ void buffer(const Pairs& pairs, float factor, uint32_t element) const {
+  __device__ __forceinline__ void buffer(const Pairs& pairs, float factor, uint64_t target) const {
     if constexpr (Chain::kParts == 1) {
-      __half* const row = static_cast<__half*>(workspace_.rows) + (element + lane_column());
+      __half* const row = reinterpret_cast<__half*>(target) + lane_column();
       visit(
           pairs,
           [&](int columns, float2 value) {
-            *reinterpret_cast<uint32_t*>(row + columns) =
-                round_pair(value.x * factor, value.y * factor);
+            __stcg(reinterpret_cast<uint32_t*>(row + columns),
+                   round_pair(value.x * factor, value.y * factor));
           },
           [&](int column, float value) { row[column] = __float2half_rn(value * factor); });
     } else {
-      float* const row = static_cast<float*>(workspace_.rows) + (element + lane_column());
+      float* const row = reinterpret_cast<float*>(target) + lane_column();
       visit(
           pairs,
-          [&](int columns, float2 value) { *reinterpret_cast<float2*>(row + columns) = value; },
+          [&](int columns, float2 value) {
+            __stcg(reinterpret_cast<float2*>(row + columns), value);
+          },
           [&](int column, float value) { row[column] = value; });
     }
   }
@@ -144,19 +165,18 @@ class RowEmitter {
   __device__ __forceinline__ void emit_each(const Pairs& pairs, uint32_t lanes,
                                             uint32_t slot) const {
     if (slot != kAddedRow) {
-      buffer(pairs, buffered_row_scale<Chain>(), slot * workspace_.buffered_row_elements);
+      buffer(pairs, buffered_row_scale<Chain>(), buffered_row<Chain>(workspace_, slot));
     }
     for (; lanes != 0; lanes &= lanes - 1) {
       const uint2 lookup = plan_.lookups[lowest_lane(lanes)];
       const float factor = __uint_as_float(lookup.y);
       const uint32_t sample = lookup.x & ~kLoneLookup;
-      const int64_t element = sample * output_.row_stride + feature_.output_column;
       if ((lookup.x & kLoneLookup) == 0) {
         if (slot == kAddedRow) add(pairs, factor, sample);
       } else if (output_.type == ElementType::kFloat32) {
-        store_fp32(pairs, factor, element);
+        store_fp32(pairs, factor, output_row(output_, feature_, sample));
       } else {
-        store_16_bits(pairs, factor, element);
+        store_16_bits(pairs, factor, output_row(output_, feature_, sample));
       }
     }
   }

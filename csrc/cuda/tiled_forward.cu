@@ -16,8 +16,7 @@ constexpr int64_t kMaxLookupsPerRange = int64_t{1} << 20;
 constexpr int64_t kMaxBufferedLookupsPerRange = int64_t{3} << 18;  // they take more memory
 constexpr int64_t kMaxSumsBytes = int64_t{8} << 20;
 constexpr int64_t kMinRowBytes = int64_t{4} << 20;
-constexpr int64_t kRowBytesPerLookup = 56;
-constexpr int64_t kMaxRowBytes = int64_t{24} << 20;
+constexpr int64_t kMaxRowBytes = int64_t{40} << 20;
 constexpr int64_t kMaxDeterministicRowBytes = int64_t{40} << 20;
 
 int64_t ceil_div(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
@@ -105,30 +104,29 @@ void plan_rows(const BagBatch& batch, TiledPlan* plan) {
   const int64_t ranges = std::max<int64_t>(ceil_div(batch.nnz, most), 1);
   plan->lookups_per_range = ceil_div(batch.nnz, ranges);
   if (buffers) {
+    // Of fp32 rows there is room for few, so only those that lookups share are worth it.
+    const int64_t bytes_per_lookup = plan->three_products ? 48 : 64;
     const int64_t bytes =
-        std::clamp(plan->lookups_per_range * kRowBytesPerLookup, kMinRowBytes, kMaxRowBytes);
+        std::clamp(plan->lookups_per_range * bytes_per_lookup, kMinRowBytes, kMaxRowBytes);
     plan->row_slots = plan->lookups_per_range;
     if (!plan->deterministic && bytes / row_bytes(*plan) < plan->row_slots) {
-      // Rows of a single lookup are as well added at once.
       plan->rows_per_block = static_cast<int32_t>(
           std::max<int64_t>(bytes / row_bytes(*plan) / plan->multiprocessors, 1));
       plan->row_slots = int64_t{plan->rows_per_block} * plan->multiprocessors;
-      plan->buffered_sharers = 2;
+      plan->buffered_sharers = plan->three_products ? 2 : 1;
     }
   }
   plan->adds_to_sums = pools && (!buffers || plan->rows_per_block > 0 || ranges > 1);
 }
 
 void plan_bins(TiledFeature* feature) {
-  const int major = feature->num_cores == 2 ? 0 : 1;
-  const int minor = 1 - major;
   int shift = 0;
-  while ((feature->p[major] - 1) >> shift >= kMaxTiledBins) ++shift;
-  const int32_t groups = ((feature->p[major] - 1) >> shift) + 1;
+  while ((feature->p[1] - 1) >> shift >= kMaxTiledBins) ++shift;
+  const int32_t groups = ((feature->p[1] - 1) >> shift) + 1;
   feature->bin_shift = static_cast<uint16_t>(shift);
-  feature->bin_split = static_cast<uint16_t>(std::min(feature->p[minor], kMaxTiledBins / groups));
+  feature->bin_split = static_cast<uint16_t>(std::min(feature->p[0], kMaxTiledBins / groups));
   feature->minor_scale = static_cast<uint32_t>(
-      std::min((int64_t{feature->bin_split} << 32) / feature->p[minor], int64_t{0xffffffff}));
+      std::min((int64_t{feature->bin_split} << 32) / feature->p[0], int64_t{0xffffffff}));
   feature->bins = static_cast<uint16_t>(groups * feature->bin_split);
 }
 
@@ -204,6 +202,11 @@ cudaError_t launch_tiled_forward(const TiledPlan& plan, const BagBatch& batch,
   TiledRange range{};
   range.disabled = plan.disabled;
   range.buffered_sharers = plan.buffered_sharers;
+  const int64_t bags = batch.num_features * batch.batch_size;
+  if (batch.nnz > 0 && batch.nnz % bags == 0 && batch.nnz / bags < int64_t{1} << 31) {
+    range.bag_length = static_cast<uint32_t>(batch.nnz / bags);
+    range.bag_reciprocal = bag_reciprocal(range.bag_length);
+  }
   bool packs_cores = true;
   for (int64_t sample = 0; sample < batch.batch_size; sample += plan.samples_per_range) {
     range.first_sample = sample;

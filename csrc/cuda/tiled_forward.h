@@ -30,8 +30,9 @@ struct Tiling {
 bool find_tiling(ElementType core_type, int64_t output_rows, const TableShape& shape,
                  Tiling* tiling);
 
-// Whether a call of this many lookups is worth two launches and the packing of the cores.
-bool tiling_pays(int64_t nnz);
+// Whether a table that is looked up this many times on average is worth the launches and the
+// packing of its cores. `features`: of the call, which share the launches.
+bool tiling_pays(int64_t lookups, int64_t features, const TableShape& shape);
 
 struct TiledPlan {
   // Set by the caller. Of the features: cores, num_embeddings, output_column, p, q, r, num_cores,

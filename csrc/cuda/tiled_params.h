@@ -32,11 +32,10 @@ inline constexpr int64_t kCheckpointBytes = int64_t{512} << 10;
 // Prefix products of a multiprocessor when fusion is disabled.
 inline constexpr int64_t kScratchBytesPerMultiprocessor = int64_t{160} << 10;
 
-// One lookup after sorting. Which digits of the id lie where depends on the number of cores:
-//   2: outer = i1 | i2 << 16, i2 = 0     3: outer = i1 | i3 << 16, i2 = i2
-//   4: outer = i1 | i4 << 16, i2 = i2 | i3 << 16
+// One lookup after sorting. Tables of two and of four cores are seen as if they had three, see
+// set_three_cores.
 struct __align__(16) GroupedLookup {
-  uint32_t outer;
+  uint32_t outer;  // i1 | i3 << 16
   uint32_t i2;
   uint32_t position;  // in `indices`, relative to range.first_lookup
   uint32_t sample;    // | kLoneLookup when its bag has exactly one lookup
@@ -72,6 +71,10 @@ struct Divisor {
   uint32_t shift;
 };
 
+constexpr uint32_t bag_reciprocal(uint32_t bag_length) {
+  return bag_length > 1 ? 0xffffffffu / bag_length : 0xffffffffu;
+}
+
 // One feature of a launch and the table it looks up. Features that share a table share its packed
 // cores too. Arrays have one element per core.
 struct TiledFeature {
@@ -91,9 +94,8 @@ struct TiledFeature {
   int32_t feature;
   int32_t table;
   int32_t first_pack_block;  // in the preparation launch; equal to the next feature's if it shares
-  // bin = (major digit >> bin_shift) * bin_split + minor digit * bin_split / its p; the major digit
-  // is i2 (i1 with 2 cores), the minor one i1 (i2 with 2 cores).
-  uint32_t minor_scale;  // bin_split / p of the minor digit, as a fraction of 2^32
+  // bin = (i2 >> bin_shift) * bin_split + i1 * bin_split / p1
+  uint32_t minor_scale;  // bin_split / p1, as a fraction of 2^32
   uint16_t bin_shift;
   uint16_t bin_split;
   uint16_t bins;
@@ -112,7 +114,11 @@ struct TiledRange {
   int64_t first_lookup;
   int64_t end_lookup;
   int32_t run_lookups;  // the most that one cluster sorts in one go
-  uint32_t disabled;    // mechanisms that are switched off
+  // The length that all bags of the call have, if they have one length, or 0, and 2^32 divided by
+  // it, rounded down, at most 2^32 - 1.
+  uint32_t bag_length;
+  uint32_t bag_reciprocal;
+  uint32_t disabled;  // mechanisms that are switched off
   // Rows that at least this many lookups of a window share are buffered, others added to the sum.
   // 1: all rows are buffered.
   int32_t buffered_sharers;

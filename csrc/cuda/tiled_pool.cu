@@ -7,6 +7,12 @@
 #include "tiled_kernel_launch.cuh"
 
 namespace flowtt::cuda {
+namespace {
+
+// Few, since most calls have no long bags.
+constexpr int64_t kMaxPieceBlocks = 16;
+
+}  // namespace
 
 cudaError_t launch_tiled_pool(const TiledLaunch& launch) {
   const TiledGroup& group = launch.plan.group;
@@ -23,7 +29,8 @@ cudaError_t launch_tiled_pool(const TiledLaunch& launch) {
   const int64_t pieces = launch.workspace.piece_bags == nullptr
                              ? 0
                              : (launch.range.end_lookup - launch.range.first_lookup) / kPoolPiece;
-  pass.piece_blocks = static_cast<int32_t>((pieces + kWarps - 1) / kWarps);
+  pass.piece_blocks =
+      static_cast<int32_t>(std::min<int64_t>((pieces + kWarps - 1) / kWarps, kMaxPieceBlocks));
   const int64_t bags = (launch.range.end_sample - launch.range.first_sample) * group.count;
   const int64_t bags_per_block = kWarps * (32 >> pass.lanes_shift);
   const int64_t blocks = pass.piece_blocks + (bags + bags_per_block - 1) / bags_per_block;

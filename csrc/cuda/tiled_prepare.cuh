@@ -9,13 +9,18 @@
 
 namespace flowtt::cuda {
 
+constexpr int kPrepareBlocksPerMultiprocessor = 2;
+
+constexpr int32_t kMaxBagsPerPiece = 2 * kPrepareThreads;
+
 // The grid: sorting blocks, then the others, which take pieces of work in turn.
 struct PrepareBlocks {
   int32_t sorting;
   int32_t parts_shift;  // log2 of the clusters that sort one run
   int32_t clearing_pieces;
   int32_t packing_pieces;
-  int32_t bags_per_piece;  // that a clearing piece looks at, a multiple of kPrepareWarps
+  int32_t pieces_per_feature;  // of clearing
+  int32_t bags_per_piece;      // that one looks at, a multiple of kPrepareWarps
   bool clears_sums;
 };
 
@@ -49,61 +54,85 @@ __device__ __forceinline__ void clear_row(void* data, ElementType type, int64_t 
   }
 }
 
-// Checks the offsets of some bags, at most 32 a warp. Writes zeros to the rows of those that do
-// not have exactly one lookup, as their rows are sums, and notes which pieces long bags have.
-__device__ __forceinline__ void clear_bags(const TiledGroup& group, const BagBatch& batch,
-                                           const TiledRange& range, const TiledWorkspace& workspace,
-                                           const PooledOutput& output, const PrepareBlocks& blocks,
-                                           int32_t piece) {
-  const int32_t bags_per_piece = blocks.bags_per_piece;
-  const int64_t samples = range.end_sample - range.first_sample;
-  const int32_t pieces_per_feature =
-      static_cast<int32_t>((samples + bags_per_piece - 1) / bags_per_piece);
-  const int32_t bags_per_warp = bags_per_piece / kPrepareWarps;
-  const TiledFeature& feature = group.features[piece / pieces_per_feature];
+// One bag of each lane.
+struct CheckedBag {
+  bool exists;
+  int64_t begin;
+  int64_t end;
+};
+
+// Writes zeros to the rows of bags that do not have exactly one lookup, as their rows are sums, and
+// notes which pieces long bags have. By a warp, for 32 samples from `warp_sample` on.
+__device__ __forceinline__ void clear_warp_bags(const TiledFeature& feature, int32_t f,
+                                                const TiledRange& range,
+                                                const TiledWorkspace& workspace,
+                                                const PooledOutput& output, bool clears_sums,
+                                                int64_t warp_sample, const CheckedBag& bag) {
   const int lane = threadIdx.x % 32;
-  const int64_t warp_sample = range.first_sample +
-                              static_cast<int64_t>(piece % pieces_per_feature) * bags_per_piece +
-                              threadIdx.x / 32 * bags_per_warp;
-  const int64_t sample = warp_sample + lane;
-  bool is_sum = false;
-  int64_t begin = 0;
-  int64_t end = 0;
-  if (lane < bags_per_warp && sample < range.end_sample) {
-    const int64_t bag = feature.feature * batch.batch_size + sample;
-    begin = load_index(batch.offsets, batch.offsets_are_int64, bag);
-    end = load_index(batch.offsets, batch.offsets_are_int64, bag + 1);
-    const int64_t last_bag = batch.num_features * batch.batch_size - 1;
-    if (begin < 0 || begin > end || end > batch.nnz || (bag == 0 && begin != 0) ||
-        (bag == last_bag && end != batch.nnz)) {
-      trap_on_bad_bag(feature, sample, begin, end, batch.nnz);
-    }
-    is_sum = end - begin != 1;
-  }
   if (workspace.piece_bags != nullptr) {
-    const BagPieces pieces(range, begin, end);
+    const BagPieces pieces(range, bag.begin, bag.end);
 #pragma unroll 1
-    for (uint32_t bags = __ballot_sync(kAllLanes, pieces.is_long()); bags != 0; bags &= bags - 1) {
+    for (uint32_t bags = __ballot_sync(kAllLanes, bag.exists && pieces.is_long()); bags != 0;
+         bags &= bags - 1) {
       const int source = __ffs(bags) - 1;
       const int32_t end_piece = __shfl_sync(kAllLanes, pieces.end, source);
 #pragma unroll 1
       for (int32_t i = __shfl_sync(kAllLanes, pieces.first, source) + lane; i < end_piece;
            i += 32) {
-        workspace.piece_bags[i] =
-            make_uint2(piece / pieces_per_feature, static_cast<uint32_t>(warp_sample + source));
+        workspace.piece_bags[i] = make_uint2(f, static_cast<uint32_t>(warp_sample + source));
       }
     }
   }
-  if (!blocks.clears_sums) return;
+  if (!clears_sums) return;
+  const bool in_workspace = workspace.sums != nullptr;
 #pragma unroll 1
-  for (uint32_t rows = __ballot_sync(kAllLanes, is_sum); rows != 0; rows &= rows - 1) {
+  for (uint32_t rows = __ballot_sync(kAllLanes, bag.exists && bag.end - bag.begin != 1); rows != 0;
+       rows &= rows - 1) {
     const int64_t row = warp_sample + __ffs(rows) - 1;
-    const bool in_workspace = workspace.sums != nullptr;
     clear_row(
         in_workspace ? workspace.sums : output.data,
         in_workspace ? ElementType::kFloat32 : output.type,
         (in_workspace ? row - range.first_sample : row) * output.row_stride + feature.output_column,
         feature.embedding_dim);
+  }
+}
+
+// Checks the offsets of some bags, 32 a warp or twice as many.
+__device__ __forceinline__ void clear_bags(const TiledGroup& group, const BagBatch& batch,
+                                           const TiledRange& range, const TiledWorkspace& workspace,
+                                           const PooledOutput& output, const PrepareBlocks& blocks,
+                                           int32_t piece) {
+  const int64_t samples = range.end_sample - range.first_sample;
+  const int32_t f = piece / blocks.pieces_per_feature;
+  const TiledFeature& feature = group.features[f];
+  const int32_t bags_per_warp = blocks.bags_per_piece / kPrepareWarps;
+  const int64_t first =
+      static_cast<int64_t>(piece - f * blocks.pieces_per_feature) * blocks.bags_per_piece +
+      threadIdx.x / 32 * bags_per_warp;
+  const int64_t end = min(first + bags_per_warp, samples);
+  const int64_t last_bag = batch.num_features * batch.batch_size - 1;
+  constexpr int kBags = kMaxBagsPerPiece / kPrepareThreads;
+  CheckedBag bags[kBags];
+#pragma unroll
+  for (int i = 0; i < kBags; ++i) {
+    const int64_t within = first + i * 32 + threadIdx.x % 32;
+    bags[i] = {within < end, 0, 0};
+    if (!bags[i].exists) continue;
+    const int64_t bag = feature.feature * batch.batch_size + range.first_sample + within;
+    bags[i].begin = load_index(batch.offsets, batch.offsets_are_int64, bag);
+    bags[i].end = load_index(batch.offsets, batch.offsets_are_int64, bag + 1);
+  }
+#pragma unroll
+  for (int i = 0; i < kBags; ++i) {
+    const int64_t sample = range.first_sample + first + i * 32;
+    if (bags[i].exists) {
+      const int64_t bag = feature.feature * batch.batch_size + sample + threadIdx.x % 32;
+      if (bags[i].begin < 0 || bags[i].begin > bags[i].end || bags[i].end > batch.nnz ||
+          (bag == 0 && bags[i].begin != 0) || (bag == last_bag && bags[i].end != batch.nnz)) {
+        trap_on_bad_bag(feature, sample + threadIdx.x % 32, bags[i].begin, bags[i].end, batch.nnz);
+      }
+    }
+    clear_warp_bags(feature, f, range, workspace, output, blocks.clears_sums, sample, bags[i]);
   }
 }
 
@@ -123,7 +152,7 @@ struct PrepareScratch {
 };
 
 template <typename Packing>
-__global__ void __launch_bounds__(kPrepareThreads, 2)
+__global__ void __launch_bounds__(kPrepareThreads, kPrepareBlocksPerMultiprocessor)
     tiled_prepare_kernel(const __grid_constant__ TiledGroup group,
                          const __grid_constant__ BagBatch batch,
                          const __grid_constant__ TiledRange range,
@@ -138,8 +167,8 @@ __global__ void __launch_bounds__(kPrepareThreads, 2)
   // the call may have written them.
   allow_dependent_launch();
   if (block < blocks.sorting) {
-    group_run<Packing::kCores>(scratch.grouping, group, batch, range, workspace,
-                               block / static_cast<int32_t>(cluster_blocks()), blocks.parts_shift);
+    group_run(scratch.grouping, group, batch, range, workspace,
+              block / static_cast<int32_t>(cluster_blocks()), blocks.parts_shift);
     return;
   }
   const int32_t others = static_cast<int32_t>(gridDim.x) - blocks.sorting;

@@ -69,9 +69,9 @@ class WindowQueue {
   }
 
   // False when there are no windows left.
-  __device__ __forceinline__ bool take() {
-    return window_ < windows_.begin_of(owner_ + 1) || (windows_.has_queues && steal());
-  }
+  __device__ __forceinline__ bool take() { return owns() || (windows_.has_queues && steal()); }
+  // Whether take will leave the window as it is.
+  __device__ __forceinline__ bool owns() const { return window_ < windows_.begin_of(owner_ + 1); }
   // Draws the ticket of the next window, some time before it is needed by advance.
   __device__ __forceinline__ void ask() {
     if (windows_.has_queues && threadIdx.x % 32 == 0) ticket_ = atomicAdd(counters_ + owner_, 1u);

@@ -23,8 +23,13 @@ constexpr int32_t kMaxTiledColumns = 8;  // q3
 // Kernels address packed cores with 32 bits of bytes.
 constexpr int64_t kMaxPackedHalves = (int64_t{1} << 31) - 1;
 
-// Batches of fewer lookups take the general kernel, which needs no packed cores.
-constexpr int64_t kMinLookups = 1024;
+// What the two ways cost on an H200, in picoseconds: the general kernel a lookup and a byte of the
+// slices that it reads, the tiled ones their launches and a byte of the cores that they pack.
+constexpr double kGeneralLookup = 1000.0;
+constexpr double kGeneralByte = 1.0 / 6.0;
+constexpr double kTiledLaunches = 12e6;
+constexpr double kPackedByte = 1.0 / 1.5;
+constexpr double kTiledLookup = 300.0;
 
 int64_t packed_slice_halves(const Tiling& tiling, int k) {
   return k == 0   ? int64_t{kMaxTiledQ} * tiling.rank1
@@ -56,7 +61,19 @@ bool find_tiling(ElementType core_type, int64_t output_rows, const TableShape& s
   return find_three_core_tiling(shape, tiling) || find_wide_tiling(shape, tiling);
 }
 
-bool tiling_pays(int64_t nnz) { return nnz >= kMinLookups; }
+bool tiling_pays(int64_t lookups, int64_t features, const TableShape& shape) {
+  double slice_bytes = 0.0;
+  double core_bytes = 0.0;
+  for (int k = 0; k < shape.num_cores; ++k) {
+    slice_bytes += static_cast<double>(shape.slice_numel(k)) * sizeof(float);
+    core_bytes += static_cast<double>(shape.core_numel(k)) * sizeof(float);
+  }
+  const double general =
+      static_cast<double>(lookups) * (kGeneralLookup + slice_bytes * kGeneralByte);
+  const double tiled = kTiledLaunches / static_cast<double>(features) + core_bytes * kPackedByte +
+                       static_cast<double>(lookups) * kTiledLookup;
+  return tiled < general;
+}
 
 int64_t packed_slice_halves(const Tiling& tiling, const TiledFeature& feature, int k) {
   return tiling.kind == TilingKind::kTiled ? packed_slice_halves(tiling, k)

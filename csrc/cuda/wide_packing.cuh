@@ -96,86 +96,118 @@ __device__ __forceinline__ float2 unpack_pair(uint32_t word) {
   }
 }
 
-// Largest magnitude of `numel` elements, known to every thread of a team of `team` threads, a warp
-// or the block. A NaN wins.
+// Largest magnitude of a thread's share of `numel` elements. A NaN wins.
 template <typename core_t>
 __device__ __forceinline__ float largest_magnitude(const core_t* slice, int32_t numel, int rank,
-                                                   int team, float* warp_maxima) {
+                                                   int team) {
   float largest = 0.0f;
-  const auto include = [&](float value) { largest = larger_magnitude(largest, value); };
   constexpr int kPerVector = 16 / sizeof(core_t);
-  if (numel % kPerVector == 0 && reinterpret_cast<uintptr_t>(slice) % 16 == 0) {
-    const uint4* vectors = reinterpret_cast<const uint4*>(slice);
-    const int32_t count = numel / kPerVector;
-    constexpr int kUnroll = 4;
-    for (int32_t base = rank; base < count; base += kUnroll * team) {
-      uint4 loaded[kUnroll];
-#pragma unroll
-      for (int i = 0; i < kUnroll; ++i) {
-        loaded[i] =
-            base + i * team < count ? __ldg(vectors + base + i * team) : make_uint4(0, 0, 0, 0);
-      }
-#pragma unroll
-      for (int i = 0; i < kUnroll; ++i) {
-        for (const uint32_t word : {loaded[i].x, loaded[i].y, loaded[i].z, loaded[i].w}) {
-          if constexpr (kPerVector == 4) {
-            include(__uint_as_float(word));
-          } else {
-            const float2 pair = unpack_pair<core_t>(word);
-            include(pair.x);
-            include(pair.y);
-          }
-        }
-      }
+  if (numel % kPerVector != 0 || reinterpret_cast<uintptr_t>(slice) % 16 != 0) {
+    for (int32_t i = rank; i < numel; i += team) {
+      largest = larger_magnitude(largest, to_accumulator<float>(slice[i]));
     }
-  } else {
-    for (int32_t i = rank; i < numel; i += team) include(to_accumulator<float>(slice[i]));
+    return largest;
   }
+  const auto include = [&](uint32_t word) {
+    if constexpr (kPerVector == 4) {
+      largest = larger_magnitude(largest, __uint_as_float(word));
+    } else {
+      const float2 pair = unpack_pair<core_t>(word);
+      largest = larger_magnitude(larger_magnitude(largest, pair.x), pair.y);
+    }
+  };
+  const uint4* vectors = reinterpret_cast<const uint4*>(slice);
+  const int32_t count = numel / kPerVector;
+  constexpr int kUnroll = 4;
+  for (int32_t base = rank; base < count; base += kUnroll * team) {
+    uint4 loaded[kUnroll];
+#pragma unroll
+    for (int i = 0; i < kUnroll; ++i) {
+      loaded[i] =
+          base + i * team < count ? __ldg(vectors + base + i * team) : make_uint4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (int i = 0; i < kUnroll; ++i) {
+      include(loaded[i].x);
+      include(loaded[i].y);
+      include(loaded[i].z);
+      include(loaded[i].w);
+    }
+  }
+  return largest;
+}
+
+// The largest of the team's values, known to all of its threads.
+__device__ __forceinline__ float largest_of_team(float largest, int rank, int team,
+                                                 uint32_t* warp_maxima) {
   uint32_t bits = __reduce_max_sync(kAllLanes, __float_as_uint(largest));
   if (team > 32) {
     __syncthreads();  // the block's last piece has been read
-    if (rank % 32 == 0) warp_maxima[rank / 32] = __uint_as_float(bits);
+    if (rank % 32 == 0) warp_maxima[rank / 32] = bits;
     __syncthreads();
-    bits = __reduce_max_sync(kAllLanes,
-                             rank % 32 < team / 32 ? __float_as_uint(warp_maxima[rank % 32]) : 0u);
+    bits = __reduce_max_sync(kAllLanes, rank % 32 < team / 32 ? warp_maxima[rank % 32] : 0u);
   }
   return __uint_as_float(bits);
 }
 
+constexpr int kPackedBatch = 2;  // vectors that a thread holds at a time
+
+// The thread's vectors base, base + team, ...
+template <PackedRole kRole, typename core_t>
+__device__ __forceinline__ void load_batch(float (&values)[kPackedBatch][kVectorHalves],
+                                           const TiledFeature& feature, const core_t* slice,
+                                           int32_t base, int32_t vectors, int team) {
+#pragma unroll
+  for (int i = 0; i < kPackedBatch; ++i) {
+    const bool is_vector = base + i * team < vectors;
+    VectorSource source{};
+    if (is_vector) source = vector_source<kRole>(feature, base + i * team);
+#pragma unroll
+    for (int e = 0; e < kVectorHalves; ++e) {
+      const int k = summed_offset<kRole>(e);
+      const int column = kRole == PackedRole::kRight ? e / 2 % 2 : 0;
+      const bool exists = is_vector && source.k + k < source.k_end && column < source.columns;
+      values[i][e] =
+          exists ? to_accumulator<float>(slice[source.first + k * source.k_stride + column]) : 0.0f;
+    }
+  }
+}
+
+// Packs one slice by `team` threads, a warp or the block; `rank` is the thread's number in it.
 template <PackedRole kRole, typename core_t>
 __device__ __forceinline__ void pack_wide_slice(const TiledFeature& feature,
                                                 const TiledWorkspace& workspace, int core,
                                                 int32_t index, int32_t numel, int rank, int team,
-                                                float* warp_maxima) {
+                                                uint32_t* warp_maxima) {
   const core_t* slice =
       static_cast<const core_t*>(feature.cores[core]) + static_cast<int64_t>(index) * numel;
-  const int32_t exponent = scale_exponent(largest_magnitude(slice, numel, rank, team, warp_maxima));
+  const int32_t vectors = static_cast<int32_t>(feature.slice_halves[core]) / kVectorHalves;
+  float values[kPackedBatch][kVectorHalves];
+  float largest = 0.0f;
+  // A slice that the team holds as a whole is read once, a larger one twice.
+  const bool is_held = vectors <= kPackedBatch * team;
+  if (is_held) {
+    load_batch<kRole>(values, feature, slice, rank, vectors, team);
+#pragma unroll
+    for (int i = 0; i < kPackedBatch; ++i) {
+#pragma unroll
+      for (int e = 0; e < kVectorHalves; ++e) largest = larger_magnitude(largest, values[i][e]);
+    }
+  } else {
+    largest = largest_magnitude(slice, numel, rank, team);
+  }
+  const int32_t exponent = scale_exponent(largest_of_team(largest, rank, team, warp_maxima));
   if (rank == 0) workspace.exponents[feature.exponents[core] + index] = exponent;
   const float scale = __int_as_float((exponent + 127) << 23);
   const int64_t offset =
       feature.packed[core] + static_cast<int64_t>(index) * feature.slice_halves[core];
-  const int32_t vectors = static_cast<int32_t>(feature.slice_halves[core]) / kVectorHalves;
   __half* const high = workspace.packed_high + offset;
   __half* const low = workspace.packed_low != nullptr ? workspace.packed_low + offset : nullptr;
-  constexpr int kBatch = 2;  // vectors loaded before the first is stored
-  for (int32_t base = rank; base < vectors; base += kBatch * team) {
-    float values[kBatch][kVectorHalves];
+#pragma unroll 1
+  for (int32_t base = rank; base < vectors; base += kPackedBatch * team) {
+    if (!is_held) load_batch<kRole>(values, feature, slice, base, vectors, team);
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const VectorSource source = vector_source<kRole>(feature, base + i * team);
-#pragma unroll
-      for (int e = 0; e < kVectorHalves; ++e) {
-        const int k = summed_offset<kRole>(e);
-        const int column = kRole == PackedRole::kRight ? e / 2 % 2 : 0;
-        const bool exists =
-            base + i * team < vectors && source.k + k < source.k_end && column < source.columns;
-        values[i][e] =
-            exists ? to_accumulator<float>(slice[source.first + k * source.k_stride + column])
-                   : 0.0f;
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
+    for (int i = 0; i < kPackedBatch; ++i) {
       const int32_t v = base + i * team;
       if (v >= vectors) break;
       store_packed<kVectorHalves>(values[i], scale, high + v * kVectorHalves,
@@ -196,7 +228,8 @@ __host__ __device__ inline int32_t wide_pack_pieces(const TiledFeature& feature,
 template <PackedRole kRole, typename core_t>
 __device__ __forceinline__ void pack_wide_core(const TiledFeature& feature,
                                                const TiledWorkspace& workspace, int core,
-                                               int32_t numel, int32_t piece, float* warp_maxima) {
+                                               int32_t numel, int32_t piece,
+                                               uint32_t* warp_maxima) {
   if (static_cast<int32_t>(feature.slice_halves[core]) > kMaxWarpVectors * kVectorHalves) {
     pack_wide_slice<kRole, core_t>(feature, workspace, core, piece, numel, threadIdx.x,
                                    kPrepareThreads, warp_maxima);
@@ -212,17 +245,15 @@ __device__ __forceinline__ void pack_wide_core(const TiledFeature& feature,
 // packed elsewhere (suffix_pairs.cuh).
 template <bool kTwoCores, typename core_t>
 struct WidePacking {
-  static constexpr int kCores = 3;  // see set_three_cores
-
   struct Scratch {
-    float warp_maxima[kPrepareWarps];
+    uint32_t warp_maxima[kPrepareWarps];
   };
 
   // Packs the slices of one piece, a block's work; `piece` counts from the feature's first.
   static __device__ __forceinline__ void pack(const TiledFeature& feature,
                                               const TiledWorkspace& workspace, Scratch& scratch,
                                               int32_t piece) {
-    float* const maxima = scratch.warp_maxima;
+    uint32_t* const maxima = scratch.warp_maxima;
     const int32_t second_pieces = wide_pack_pieces(feature, 1);
     const int32_t first_pieces = wide_pack_pieces(feature, 0);
     const int32_t first_piece = piece - second_pieces;

@@ -55,7 +55,8 @@ bool find_wide_tiling(const TableShape& shape, Tiling* tiling) {
     if (shape.r[1] > kMaxWideRank || shape.r[2] > kMaxWideRank) return false;
     if (pairs) {
       if (shape.p[2] * shape.p[3] > kMaxTiledFactor || shape.q[3] > 8) return false;
-      if (shape.r[2] * q3 > kMaxPairElements) return false;
+      const int64_t padded_q4 = shape.q[3] > 4 ? 8 : shape.q[3] > 2 ? 4 : shape.q[3];
+      if (shape.r[2] * shape.q[2] * padded_q4 > kMaxPairElements) return false;
       if ((shape.r[2] * shape.q[2] + 1) * shape.r[3] * 4 > kMaxPairSliceBytes) return false;
       const TiledFeature feature = three_core_feature(shape);
       const WideShape wide(feature);
