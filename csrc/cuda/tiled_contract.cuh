@@ -32,12 +32,13 @@ struct ThirdPair {
 };
 
 // Computes the rows of a planned window. `plan`: address of the WindowPlan. `second` holds the
-// slice of core 2 of its first tile; `resident` says which slice that is.
-template <typename Chain, bool kExact, typename Tile>
+// slice of core 2 of its first tile; `resident` says which slice that is. kFirstAhead: slices of
+// core 1 are loaded a tile ahead.
+template <typename Chain, bool kFirstAhead, typename Tile, typename Emitter>
 __device__ __forceinline__ void contract_window(const Tile& tile, uint32_t plan, uint32_t lane,
                                                 typename Chain::Second& second, uint32_t& resident,
                                                 const TiledWorkspace& workspace,
-                                                const RowEmitter<Chain, kExact>& emitter) {
+                                                const Emitter& emitter) {
   const uint32_t unused = plan + offsetof(WindowPlan, unused);
   const Tile read_tile = tile.at(Chain::read_offset(lane));
   const uint32_t third_lane = Chain::third_offset(lane);
@@ -56,8 +57,6 @@ __device__ __forceinline__ void contract_window(const Tile& tile, uint32_t plan,
     Chain::load_third(pair.rows[0], workspace, sources.x + third_lane);
     Chain::load_third(pair.rows[1], workspace, sources.z + third_lane);
   };
-  // Emitting rows of padded tilings takes the registers that this would need.
-  constexpr bool kFirstAhead = kExact || Chain::kParts == 1;
   typename Chain::FirstPart first;
   if constexpr (kFirstAhead) Chain::load_first_part(first, workspace, 0, own_first(0));
   uint32_t planned = plan + offsetof(WindowPlan, pairs);
@@ -105,13 +104,14 @@ __device__ __forceinline__ void contract_window(const Tile& tile, uint32_t plan,
   // the last.
   const auto step = [&](ThirdPair<Chain>& pair) {
     constexpr uint32_t kDestinations = offsetof(PlannedPair, destinations);
-    const bool is_plain = are_plain(place, next_place);
+    // Two rows of one tile are computed together.
+    const bool is_pair = (next_place & (kFirstOfTile | kPastEnd)) == 0;
 #pragma unroll 1
     for (bool is_second = false;; is_second = true) {
       if ((place & kFirstOfTile) != 0) start_tile();
       const uint4 destination =
           load_shared_vector(planned + kDestinations + (is_second ? sizeof(RowDestination) : 0));
-      if (is_plain) {
+      if (is_pair) {
         typename Chain::Prefix prefixes[2];
         Chain::load_prefix(prefixes[0], read_tile, place >> 16);
         Chain::load_prefix(prefixes[1], read_tile, next_place >> 16);
@@ -121,7 +121,7 @@ __device__ __forceinline__ void contract_window(const Tile& tile, uint32_t plan,
         float rows[2][4];
         Chain::compute_rows(rows, prefixes, pair.rows);
         load_thirds(pair, ahead);
-        emitter.emit_pair(rows, place, destination, next_destination);
+        emitter.emit_pair(rows, place, next_place, destination, next_destination);
         break;
       }
       typename Chain::Prefix prefixes[1];
@@ -155,8 +155,69 @@ __device__ __forceinline__ void contract_window(const Tile& tile, uint32_t plan,
   }
 }
 
-template <int kRank1, int kRank2, int kQ3, bool kThreeProducts, bool kExact, bool kFused, int kHeld,
-          int kWarps>
+// Emitting rows of padded tilings takes the registers that loading ahead would need.
+template <typename Chain, bool kExact>
+inline constexpr bool kLoadsFirstAhead = kExact || Chain::kParts == 1;
+
+// The rest of a warp's work on a planned window.
+template <typename Chain, bool kExact, bool kFused, bool kFolded>
+__device__ __forceinline__ void contract_planned(
+    WarpStorage<Chain, kFused>& storage, const TiledFeature& feature, const TiledRange& range,
+    const TiledWorkspace& workspace, const PooledOutput& output, typename Chain::Second& second,
+    uint32_t& resident) {
+  // Held from here on only: planning needs registers too.
+  const uint32_t lane = hold(static_cast<uint32_t>(threadIdx.x % 32));
+  const uint32_t address = hold(shared_address(&storage));
+  using Storage = WarpStorage<Chain, kFused>;
+  const uint32_t plan = address + offsetof(Storage, plan);
+  const RowEmitter<Chain, kExact, kFolded> emitter(feature, range, workspace, output, storage.plan,
+                                                   lane);
+  constexpr bool kFirstAhead = kLoadsFirstAhead<Chain, kExact>;
+  if constexpr (kFused) {
+    contract_window<Chain, kFirstAhead>(SharedTile{address}, plan, lane, second, resident,
+                                        workspace, emitter);
+  } else {
+    const int64_t warp = int64_t{blockIdx.x} * (blockDim.x / 32) + threadIdx.x / 32;
+    char* const tile = static_cast<char*>(workspace.scratch) + warp * Chain::kTile;
+    contract_window<Chain, kFirstAhead>(ScratchTile{reinterpret_cast<uint64_t>(tile)}, plan, lane,
+                                        second, resident, workspace, emitter);
+  }
+}
+
+// Where the rows of a window go when none is buffered. Called by whole warps.
+__device__ __forceinline__ RowTarget plan_lookups(WindowPlan& plan, const GroupedLookup& lookup,
+                                                  float factor, const WindowGroups& groups,
+                                                  const TiledFeature& feature,
+                                                  const PooledOutput& output) {
+  plan.lookups[threadIdx.x % 32] = make_uint2(lookup.sample, __float_as_uint(factor));
+  if ((lookup.sample & kLoneLookup) == 0 || (groups.id & (groups.id - 1)) != 0) {
+    return {kEmitEach, {groups.id, factor}};
+  }
+  return {output.type == ElementType::kFloat32 ? kStoreFp32 : kStore16Bits,
+          {output_row(output, feature, lookup.sample & ~kLoneLookup), factor}};
+}
+
+// Where the row of the lane goes if ids have been folded, see TiledWorkspace::folded_rows.
+template <typename Chain>
+__device__ __forceinline__ RowTarget plan_folded(const GroupedLookup& row, float factor,
+                                                 const TiledFeature& feature,
+                                                 const TiledRange& range,
+                                                 const TiledWorkspace& workspace,
+                                                 const PooledOutput& output) {
+  if ((row.sample & kLoneLookup) != 0) {
+    return {output.type == ElementType::kFloat32 ? kStoreFp32 : kStore16Bits,
+            {output_row(output, feature, row.sample & ~kLoneLookup), factor}};
+  }
+  const uint32_t slot = row.position;
+  if (slot == kAddedRow) {
+    return {kAddRow, {sum_row(range, workspace, output, feature, row.sample), factor}};
+  }
+  return {kBufferRow, {buffered_row<Chain>(workspace, slot), buffered_row_scale<Chain>()}};
+}
+
+// kFolded: of the rows that folding has left, instead of the lookups.
+template <int kRank1, int kRank2, int kQ3, bool kThreeProducts, bool kExact, bool kFused,
+          bool kFolded, int kHeld, int kWarps>
 __global__ void __launch_bounds__(kWarps * 32, 1)
     tiled_contract_kernel(const __grid_constant__ TiledGroup group,
                           const __grid_constant__ BagBatch batch,
@@ -167,29 +228,33 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
   using Storage = WarpStorage<Chain, kFused>;
   __shared__ Segments segments;
   __shared__ Windows windows;
-  __shared__ int32_t used_slots;
   extern __shared__ __align__(128) char warp_storage[];
   const int lane = threadIdx.x % 32;
   Storage& storage = reinterpret_cast<Storage*>(warp_storage)[threadIdx.x / 32];
 
   allow_dependent_launch();
-  if (threadIdx.x == 0) used_slots = 0;
   for (int i = lane; i < kWindow + kTileLookups; i += 32) storage.plan.first[i] = 0;
   load_segments(segments, group, batch, range);
   // Offsets out of order can make features overlap; the preparation reports them.
   if (segments.first_entry[group.count] > range.end_lookup - range.first_lookup) return;
   const int warps = blockDim.x / 32;  // kWarps where shared memory allows it
-  divide_into_windows(windows, segments, group.count, warps, range.disabled);
+  if constexpr (kFolded) wait_for_previous_kernel();
+  divide_into_windows(windows, group.count, warps, range.disabled, [&](int f) {
+    return kFolded ? static_cast<int32_t>(__ldcg(workspace.control + kFoldedRowsWord + f))
+                   : segments.first_entry[f + 1] - segments.first_entry[f];
+  });
   WindowQueue queue(windows, workspace.control, warps);
-  wait_for_previous_kernel();
+  if constexpr (!kFolded) wait_for_previous_kernel();
 
-  const uint4* const entries = reinterpret_cast<const uint4*>(workspace.entries);
+  const uint4* const entries =
+      reinterpret_cast<const uint4*>(kFolded ? workspace.folded_rows : workspace.entries);
+  const float* const factors = kFolded ? workspace.folded_factors : workspace.factors;
   const auto locate = [&](int32_t window) {
     int f = 0;
     while (windows.first_window[f + 1] <= window) ++f;
-    const int first_entry =
-        segments.first_entry[f] + (window - windows.first_window[f]) * windows.size;
-    return EntryRange{f, first_entry, min(windows.size, segments.first_entry[f + 1] - first_entry)};
+    const int begin = (window - windows.first_window[f]) * windows.size;
+    return EntryRange{f, segments.first_entry[f] + begin,
+                      min(windows.size, windows.entries[f] - begin)};
   };
   const uint32_t unused = shared_address(&storage.plan.unused);
   typename Chain::Second second;
@@ -197,37 +262,34 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
   while (queue.take()) {
     const auto [f, first_entry, count] = locate(queue.window());
     const TiledFeature& feature = group.features[f];
-    const uint4 entry = __ldg(entries + first_entry + min(lane, count - 1));
+    const int number = first_entry + min(lane, count - 1);
+    const uint4 entry = __ldg(entries + number);
     queue.ask();
     const GroupedLookup lookup{entry.x, entry.y, entry.z, entry.w};
-    const LookupScale scale = load_scale(lookup, feature, workspace, first_entry, count);
+    const LookupScale scale = load_scale(lookup, feature, workspace, factors, number);
     // That of the first tile, on its way during planning.
     const uint32_t slice = second_slice<Chain>(feature, __shfl_sync(kAllLanes, lookup.i2, 0));
     if (slice != resident) Chain::load_second(second, workspace, slice, lane, unused);
     __syncwarp();  // the last window's plan has been read
-    plan_window<Chain>(storage.plan, lookup, scale, feature, range, workspace, output, first_entry,
-                       count, &used_slots);
+    if constexpr (kFolded) {
+      const WindowGroups groups = group_rows(lookup, count, range.disabled);
+      plan_window<Chain>(storage.plan, lookup, groups, feature, range, [&] {
+        return plan_folded<Chain>(lookup, factor_of(scale), feature, range, workspace, output);
+      });
+    } else {
+      const WindowGroups groups = group_window(lookup, count, range.disabled);
+      plan_window<Chain>(storage.plan, lookup, groups, feature, range, [&] {
+        return plan_lookups(storage.plan, lookup, factor_of(scale), groups, feature, output);
+      });
+    }
     __syncwarp();
     queue.advance();
     if (queue.owns() && lane < 5) {  // lines of 8 entries, perhaps not aligned
       const EntryRange next = locate(queue.window());
       touch(unused, entries + next.first_entry + min(8 * lane, next.count - 1));
     }
-    // Held from here on only: planning needs registers too.
-    const uint32_t own_lane = hold(static_cast<uint32_t>(lane));
-    const uint32_t own_storage = hold(shared_address(&storage));
-    const uint32_t plan = own_storage + offsetof(Storage, plan);
-    const RowEmitter<Chain, kExact> emitter(feature, range, workspace, output, storage.plan,
-                                            own_lane);
-    if constexpr (kFused) {
-      contract_window<Chain, kExact>(SharedTile{own_storage}, plan, own_lane, second, resident,
-                                     workspace, emitter);
-    } else {
-      char* const tile = static_cast<char*>(workspace.scratch) +
-                         (blockIdx.x * warps + threadIdx.x / 32) * Chain::kTile;
-      contract_window<Chain, kExact>(ScratchTile{reinterpret_cast<uint64_t>(tile)}, plan, own_lane,
-                                     second, resident, workspace, emitter);
-    }
+    contract_planned<Chain, kExact, kFused, kFolded>(storage, feature, range, workspace, output,
+                                                     second, resident);
   }
   wait_for_touched();
 }

@@ -20,12 +20,13 @@ struct ContractShape {
   static constexpr int kHeld = kThreeProducts ? 0 : 4;
 };
 
-template <int kRank1, int kRank2, int kQ3, bool kThreeProducts, bool kExact, bool kFused>
+template <int kRank1, int kRank2, int kQ3, bool kThreeProducts, bool kExact, bool kFused,
+          bool kFolded>
 cudaError_t launch_contract_kernel(const TiledLaunch& launch) {
   using Shape = ContractShape<kRank1, kThreeProducts>;
   using Chain = TiledChain<kRank1, kRank2, kQ3, kThreeProducts, Shape::kHeld>;
   constexpr auto kernel = tiled_contract_kernel<kRank1, kRank2, kQ3, kThreeProducts, kExact, kFused,
-                                                Shape::kHeld, Shape::kWarps>;
+                                                kFolded, Shape::kHeld, Shape::kWarps>;
   static_assert(Shape::kWarps * Chain::kTile <= kScratchBytesPerMultiprocessor);
   int device = 0;
   int shared_limit = 0;
@@ -49,10 +50,16 @@ cudaError_t launch_contract_kernel(const TiledLaunch& launch) {
 template <int kRank1, int kRank2, int kQ3, bool kThreeProducts, bool kExact>
 cudaError_t launch_contract(const TiledLaunch& launch) {
   if (launch.range.end_lookup == launch.range.first_lookup) return cudaSuccess;
-  if ((launch.range.disabled & kFusionDisabled) != 0) {
-    return launch_contract_kernel<kRank1, kRank2, kQ3, kThreeProducts, kExact, false>(launch);
-  }
-  return launch_contract_kernel<kRank1, kRank2, kQ3, kThreeProducts, kExact, true>(launch);
+  const bool fused = (launch.range.disabled & kFusionDisabled) == 0;
+  const auto launch_fused = [&]<bool kFused>() {
+    return launch.plan.folds
+               ? launch_contract_kernel<kRank1, kRank2, kQ3, kThreeProducts, kExact, kFused, true>(
+                     launch)
+               : launch_contract_kernel<kRank1, kRank2, kQ3, kThreeProducts, kExact, kFused, false>(
+                     launch);
+  };
+  return fused ? launch_fused.template operator()<true>()
+               : launch_fused.template operator()<false>();
 }
 
 }  // namespace flowtt::cuda

@@ -10,8 +10,8 @@
 namespace flowtt::cuda {
 
 // Writes finished rows. Those of exact tilings are written in pairs of columns, from the lane's
-// first column on.
-template <typename Chain, bool kExact>
+// first column on. kFolded: of the kinds that may be buffered, otherwise of those that are not.
+template <typename Chain, bool kExact, bool kFolded>
 class RowEmitter {
  public:
   __device__ __forceinline__ RowEmitter(const TiledFeature& feature, const TiledRange& range,
@@ -35,30 +35,39 @@ class RowEmitter {
     const float factor = __uint_as_float(destination.z);
     if (kind == kStoreFp32) {
       store_fp32(pairs, factor, target);
-    } else if (kind == kBufferRow) {
+    } else if (kFolded && kind == kBufferRow) {
       buffer(pairs, factor, target);
     } else if (kind == kStore16Bits) {
       store_16_bits(pairs, factor, target);
+    } else if constexpr (kFolded) {
+      add(pairs, factor, target);
     } else {
-      emit_each(pairs, static_cast<uint32_t>(target), target >> 32);
+      emit_each(pairs, static_cast<uint32_t>(target));
     }
   }
 
-  // Two rows that are plain, see are_plain.
+  // Two rows of one tile. Where both are stored or both buffered, without branches of their own.
   __device__ __forceinline__ void emit_pair(const float (&rows)[2][4], uint32_t place,
-                                            const uint4& destination,
+                                            uint32_t next_place, const uint4& destination,
                                             const uint4& next_destination) const {
-    float2 pairs[2][Chain::kPairs];
-    Chain::own_pairs(pairs[0], rows[0], lane_);
-    Chain::own_pairs(pairs[1], rows[1], lane_);
-    const float factors[2] = {__uint_as_float(destination.z), __uint_as_float(next_destination.z)};
-    if ((place & kRowKind) == kStoreFp32) {
-      store_fp32(pairs[0], factors[0], target_of(destination));
-      store_fp32(pairs[1], factors[1], target_of(next_destination));
-    } else {
-      buffer(pairs[0], factors[0], target_of(destination));
-      buffer(pairs[1], factors[1], target_of(next_destination));
+    constexpr uint32_t kUsual = kFolded ? kBufferRow : kStoreFp32;
+    if (((place ^ kUsual) & kRowKind) == 0 && ((next_place ^ kUsual) & kRowKind) == 0) {
+      float2 pairs[2][Chain::kPairs];
+      Chain::own_pairs(pairs[0], rows[0], lane_);
+      Chain::own_pairs(pairs[1], rows[1], lane_);
+      const float factors[2] = {__uint_as_float(destination.z),
+                                __uint_as_float(next_destination.z)};
+      if constexpr (kFolded) {
+        buffer(pairs[0], factors[0], target_of(destination));
+        buffer(pairs[1], factors[1], target_of(next_destination));
+      } else {
+        store_fp32(pairs[0], factors[0], target_of(destination));
+        store_fp32(pairs[1], factors[1], target_of(next_destination));
+      }
+      return;
     }
+    emit(rows[0], place, destination);
+    emit(rows[1], next_place, next_destination);
   }
 
  private:
@@ -149,11 +158,8 @@ class RowEmitter {
     }
   }
 
-  __device__ __forceinline__ void add(const Pairs& pairs, float factor, uint32_t sample) const {
-    float* const row = (workspace_.sums != nullptr
-                            ? workspace_.sums + (sample - range_.first_sample) * output_.row_stride
-                            : static_cast<float*>(output_.data) + sample * output_.row_stride) +
-                       feature_.output_column + lane_column();
+  __device__ __forceinline__ void add(const Pairs& pairs, float factor, uint64_t target) const {
+    float* const row = reinterpret_cast<float*>(target) + lane_column();
     visit(
         pairs,
         [&](int columns, float2 value) {
@@ -162,17 +168,13 @@ class RowEmitter {
         [&](int column, float value) { atomicAdd(row + column, value * factor); });
   }
 
-  __device__ __forceinline__ void emit_each(const Pairs& pairs, uint32_t lanes,
-                                            uint32_t slot) const {
-    if (slot != kAddedRow) {
-      buffer(pairs, buffered_row_scale<Chain>(), buffered_row<Chain>(workspace_, slot));
-    }
+  __device__ __forceinline__ void emit_each(const Pairs& pairs, uint32_t lanes) const {
     for (; lanes != 0; lanes &= lanes - 1) {
       const uint2 lookup = plan_.lookups[lowest_lane(lanes)];
       const float factor = __uint_as_float(lookup.y);
       const uint32_t sample = lookup.x & ~kLoneLookup;
       if ((lookup.x & kLoneLookup) == 0) {
-        if (slot == kAddedRow) add(pairs, factor, sample);
+        add(pairs, factor, sum_row(range_, workspace_, output_, feature_, sample));
       } else if (output_.type == ElementType::kFloat32) {
         store_fp32(pairs, factor, output_row(output_, feature_, sample));
       } else {

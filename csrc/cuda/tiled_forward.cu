@@ -15,6 +15,9 @@ constexpr int64_t kAlignment = 256;
 constexpr int64_t kMaxLookupsPerRange = int64_t{1} << 20;
 constexpr int64_t kMaxBufferedLookupsPerRange = int64_t{3} << 18;  // they take more memory
 constexpr int64_t kMaxSumsBytes = int64_t{8} << 20;
+constexpr int64_t kRowBytesPerLookup = 58;
+constexpr int64_t kExactRowBytesPerLookup =
+    46;  // with three products the packed cores are twice as large
 constexpr int64_t kMinRowBytes = int64_t{4} << 20;
 constexpr int64_t kMaxRowBytes = int64_t{40} << 20;
 constexpr int64_t kMaxDeterministicRowBytes = int64_t{40} << 20;
@@ -62,6 +65,9 @@ TiledWorkspace place_workspace(const TiledPlan& plan, const PooledOutput& output
                                              ? kScratchBytesPerMultiprocessor * plan.multiprocessors
                                              : 0);
   workspace.rows = layout->take<char>(plan.row_slots * row_bytes(plan));
+  workspace.row_slots = static_cast<uint32_t>(plan.row_slots);
+  workspace.folded_rows = layout->take<GroupedLookup>(plan.folds ? buffered : 0);
+  workspace.folded_factors = layout->take<float>(plan.folds && plan.has_factors ? buffered : 0);
   workspace.row_of_lookup = layout->take<uint2>(buffered);
   workspace.piece_sums = layout->take<float>(pieces * plan.buffered_row_elements);
   workspace.piece_bags = layout->take<uint2>(pieces);
@@ -103,20 +109,28 @@ void plan_rows(const BagBatch& batch, TiledPlan* plan) {
   }
   const int64_t ranges = std::max<int64_t>(ceil_div(batch.nnz, most), 1);
   plan->lookups_per_range = ceil_div(batch.nnz, ranges);
+  plan->folds = buffers && plan->tiling.kind == TilingKind::kTiled;
+  plan->buffers_single_rows = true;
   if (buffers) {
-    // Of fp32 rows there is room for few, so only those that lookups share are worth it.
-    const int64_t bytes_per_lookup = plan->three_products ? 48 : 64;
+    const int64_t bytes_per_lookup =
+        plan->three_products ? kExactRowBytesPerLookup : kRowBytesPerLookup;
     const int64_t bytes =
         std::clamp(plan->lookups_per_range * bytes_per_lookup, kMinRowBytes, kMaxRowBytes);
     plan->row_slots = plan->lookups_per_range;
     if (!plan->deterministic && bytes / row_bytes(*plan) < plan->row_slots) {
-      plan->rows_per_block = static_cast<int32_t>(
-          std::max<int64_t>(bytes / row_bytes(*plan) / plan->multiprocessors, 1));
-      plan->row_slots = int64_t{plan->rows_per_block} * plan->multiprocessors;
-      plan->buffered_sharers = plan->three_products ? 2 : 1;
+      plan->row_slots = std::max<int64_t>(bytes / row_bytes(*plan), 1);
+      plan->buffers_single_rows = false;
+      if (!plan->folds) {
+        plan->rows_per_block =
+            static_cast<int32_t>(ceil_div(plan->row_slots, plan->multiprocessors));
+        plan->row_slots = int64_t{plan->rows_per_block} * plan->multiprocessors;
+        // Of fp32 rows there is room for few, so only those that lookups share are worth it.
+        plan->buffered_sharers = plan->three_products ? 2 : 1;
+      }
     }
   }
-  plan->adds_to_sums = pools && (!buffers || plan->rows_per_block > 0 || ranges > 1);
+  plan->adds_to_sums =
+      pools && (!buffers || plan->row_slots < plan->lookups_per_range || ranges > 1);
 }
 
 void plan_bins(TiledFeature* feature) {

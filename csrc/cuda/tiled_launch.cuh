@@ -4,6 +4,7 @@
 
 #include "tiled_contract_launch.cuh"
 #include "tiled_prepare_launch.cuh"
+#include "tiled_tilings.h"
 
 namespace flowtt::cuda {
 
@@ -23,6 +24,7 @@ cudaError_t launch_tiling(const TiledLaunch& launch) {
     default:
       break;
   }
+  if (error == cudaSuccess && launch.plan.folds) error = launch_tiled_fold(launch);
   if (error != cudaSuccess) return error;
   if (launch.plan.three_products) {
     return launch.plan.tiling.exact ? launch_contract<kRank1, kRank2, kQ3, true, true>(launch)

@@ -27,6 +27,12 @@ inline constexpr int kTiledFeaturesPerLaunch = 20;
 
 // What the contraction wants zeroed for each range: queues and checkpoint tags. In words.
 inline constexpr int32_t kControlWords = 2048;
+// Of these, where lookups are folded: rows of each feature, slots that have been taken, and whether
+// rows are added to sums.
+inline constexpr int32_t kFoldedRowsWord = 1984;
+inline constexpr int32_t kUsedSlotsWord = 2046;
+inline constexpr int32_t kAddedRowsWord = 2047;
+static_assert(kFoldedRowsWord + kTiledFeaturesPerLaunch <= kUsedSlotsWord);
 // Prefix products that several blocks use, whatever the batch.
 inline constexpr int64_t kCheckpointBytes = int64_t{512} << 10;
 // Prefix products of a multiprocessor when fusion is disabled.
@@ -148,6 +154,11 @@ struct TiledWorkspace {
                              // own adds. 0: the slot of a row is the number of its first
                              // entry, so that every row has one
   int32_t buffered_row_elements;  // a multiple of 8
+  // What folding makes of the entries, or null: the distinct rows of a feature from its first entry
+  // on, with a slot or kAddedRow for the position, and their factors as above.
+  GroupedLookup* folded_rows;
+  float* folded_factors;
+  uint32_t row_slots;
 };
 
 static_assert(sizeof(TiledGroup) + sizeof(BagBatch) + sizeof(TiledRange) + sizeof(TiledWorkspace) +

@@ -17,7 +17,8 @@ inline constexpr int kMaxQueues = 256;
 // In shared memory. Windows do not cross features: first_window[f] is the first of feature f.
 struct Windows {
   int32_t first_window[kTiledFeaturesPerLaunch + 1];
-  int32_t size;  // lookups of all but a feature's last
+  int32_t entries[kTiledFeaturesPerLaunch];  // of each feature
+  int32_t size;                              // lookups of all but a feature's last
   int32_t per_block;
   int32_t remainder;  // blocks [0, remainder) have one window more
   bool has_queues;    // otherwise the windows of a warp are known beforehand
@@ -28,26 +29,29 @@ struct Windows {
 };
 
 // Full windows find most ids and prefixes in common, but small batches are better spread over all
-// warps. Called by all threads; ends with a barrier.
-__device__ __forceinline__ void divide_into_windows(Windows& windows, const Segments& segments,
-                                                    int features, int warps, uint32_t disabled) {
+// warps. count(f): entries of feature f. Called by all threads; ends with a barrier.
+template <typename Count>
+__device__ __forceinline__ void divide_into_windows(Windows& windows, int features, int warps,
+                                                    uint32_t disabled, Count&& count) {
   if (threadIdx.x < 32) {
     const int lane = threadIdx.x;
-    const int total = segments.first_entry[features];
+    const int entries = lane < features ? count(lane) : 0;
+    const int total = __reduce_add_sync(kAllLanes, entries);
     const int all_warps = warps * gridDim.x;
     // As many windows for each warp.
     const int rounds = max((total + all_warps * kWindow - 1) / (all_warps * kWindow), 1);
     const int size =
         min(max((total + all_warps * rounds - 1) / (all_warps * rounds), kMinWindow), kWindow);
-    const int entries =
-        lane < features ? segments.first_entry[lane + 1] - segments.first_entry[lane] : 0;
     int up_to = (entries + size - 1) / size;
 #pragma unroll
     for (int offset = 1; offset < 32; offset *= 2) {
       const int other = __shfl_up_sync(kAllLanes, up_to, offset);
       if (lane >= offset) up_to += other;
     }
-    if (lane < features) windows.first_window[lane + 1] = up_to;
+    if (lane < features) {
+      windows.first_window[lane + 1] = up_to;
+      windows.entries[lane] = entries;
+    }
     if (lane == features - 1) {
       const int blocks = gridDim.x;
       windows.first_window[0] = 0;

@@ -22,8 +22,9 @@ struct RowSource {
 };
 // And what is read with the row.
 struct __align__(16) RowDestination {
-  uint64_t target;  // address of the row; kEmitEach: slot or kAddedRow << 32 | its lookups' lanes
-  float factor;     // of the scaled row
+  uint64_t
+      target;    // address of the row; kEmitEach: its lookups' lanes; kAddRow: address of the sum
+  float factor;  // of the scaled row
 };
 struct PlannedPair {
   RowSource sources[2];  // one vector
@@ -32,19 +33,14 @@ struct PlannedPair {
 inline constexpr uint32_t kStoreFp32 = 0;    // the only lookup is of a bag of one lookup
 inline constexpr uint32_t kBufferRow = 1;    // its lookups are of larger bags
 inline constexpr uint32_t kStore16Bits = 2;  // as kStoreFp32
-inline constexpr uint32_t kEmitEach = 3;     // any lookups, one by one
+inline constexpr uint32_t kEmitEach = 3;     // where nothing is buffered: any lookups, one by one
+inline constexpr uint32_t kAddRow = 3;       // where rows are: the only lookup is of a larger bag
 inline constexpr uint32_t kRowKind = 3;
 inline constexpr uint32_t kFirstOfTile = 8;
 inline constexpr uint32_t kPastEnd = 16;  // not a row of the window
 // With kFirstOfTile: the prefix fills the window, so other windows are likely to have it too.
 inline constexpr uint32_t kHeavyPrefix = 32;
 inline constexpr uint32_t kTilePrefix = 64;
-
-// Two rows of one tile that are stored as they are or both buffered need no branches of their own.
-__device__ __forceinline__ bool are_plain(uint32_t place, uint32_t next_place) {
-  return ((place | next_place) & 2u) == 0 && ((place ^ next_place) & kRowKind) == 0 &&
-         (next_place & kFirstOfTile) == 0;
-}
 
 // Of one warp, in shared memory. Rows are in the order of their prefixes. The last one is followed
 // by itself, so that there are whole pairs, and by slices of core 3, so that loading ahead needs no
@@ -75,17 +71,11 @@ struct WindowGroups {
   uint32_t first_of_runs;  // prefixes whose i2 is not that of the prefix before
 };
 
-__device__ __forceinline__ WindowGroups group_window(const GroupedLookup& lookup, int count,
-                                                     uint32_t disabled) {
+// What entries of a window have in common whose `id`s are known.
+__device__ __forceinline__ WindowGroups group_prefixes(const GroupedLookup& lookup, uint32_t prefix,
+                                                       uint32_t id) {
   const int lane = threadIdx.x % 32;
-  const uint32_t valid = kAllLanes >> (32 - count);
-  WindowGroups groups;
-  groups.prefix = __match_any_sync(kAllLanes, lookup.outer << 16 | lookup.i2) & valid;
-  groups.id = __match_any_sync(kAllLanes, lookup.outer) & groups.prefix;
-  // Lanes beyond the window repeat its last lookup, and are in no group.
-  if ((disabled & kFoldingDisabled) != 0) groups.id = 1u << lane & valid;
-  if ((disabled & kSharingDisabled) != 0) groups.prefix = 1u << lane & valid;
-  if ((disabled & kSharingDisabled) != 0) groups.id &= groups.prefix;
+  WindowGroups groups{prefix, id, 0, 0, 0};
   groups.first_of_prefixes = __ballot_sync(kAllLanes, lowest_lane(groups.prefix) == lane);
   groups.first_of_ids = __ballot_sync(kAllLanes, lowest_lane(groups.id) == lane);
   const uint32_t earlier = groups.first_of_prefixes & lanes_before(lane);
@@ -93,6 +83,34 @@ __device__ __forceinline__ WindowGroups group_window(const GroupedLookup& lookup
   groups.first_of_runs =
       __ballot_sync(kAllLanes, earlier == 0 || i2_before != lookup.i2) & groups.first_of_prefixes;
   return groups;
+}
+
+// The lanes with the lane's prefix. Lanes beyond the window repeat its last entry, and are in no
+// group.
+__device__ __forceinline__ uint32_t match_prefix(const GroupedLookup& lookup, int count,
+                                                 uint32_t disabled) {
+  const uint32_t valid = kAllLanes >> (32 - count);
+  if ((disabled & kSharingDisabled) != 0) return 1u << threadIdx.x % 32 & valid;
+  return __match_any_sync(kAllLanes, lookup.outer << 16 | lookup.i2) & valid;
+}
+
+// Of `count` lookups.
+__device__ __forceinline__ WindowGroups group_window(const GroupedLookup& lookup, int count,
+                                                     uint32_t disabled) {
+  const uint32_t valid = kAllLanes >> (32 - count);
+  const uint32_t prefix = match_prefix(lookup, count, disabled);
+  uint32_t id = 1u << threadIdx.x % 32 & valid;
+  if ((disabled & kFoldingDisabled) == 0) {
+    id = __match_any_sync(kAllLanes, lookup.outer) & prefix;
+  }
+  return group_prefixes(lookup, prefix, id);
+}
+
+// Of `count` rows: no two have one id.
+__device__ __forceinline__ WindowGroups group_rows(const GroupedLookup& row, int count,
+                                                   uint32_t disabled) {
+  const uint32_t valid = kAllLanes >> (32 - count);
+  return group_prefixes(row, match_prefix(row, count, disabled), 1u << threadIdx.x % 32 & valid);
 }
 
 // The number of the lane's first row: rows of earlier prefixes.
@@ -109,43 +127,6 @@ __device__ __forceinline__ int rows_before_prefix(const WindowGroups& groups) {
   return __shfl_sync(kAllLanes, up_to - rows, lowest_lane(groups.prefix));
 }
 
-// Where the row of the lane's id goes: its kind, and the slot of the lookups that are buffered or
-// kAddedRow. `used_slots`, in shared memory, counts the block's.
-struct RowTarget {
-  uint32_t kind;
-  uint32_t slot;
-};
-
-__device__ __forceinline__ RowTarget choose_target(const WindowGroups& groups,
-                                                   const GroupedLookup& lookup,
-                                                   const TiledRange& range,
-                                                   const TiledWorkspace& workspace,
-                                                   ElementType output_type, uint32_t first_entry,
-                                                   int32_t* used_slots) {
-  const int lane = threadIdx.x % 32;
-  const bool is_lone = (lookup.sample & kLoneLookup) != 0;
-  const uint32_t lone = __ballot_sync(kAllLanes, is_lone) & groups.id;
-  RowTarget row{kEmitEach, kAddedRow};
-  if (is_lone && (groups.id & (groups.id - 1)) == 0) {
-    row.kind = output_type == ElementType::kFloat32 ? kStoreFp32 : kStore16Bits;
-  }
-  if (workspace.rows == nullptr) return row;
-  const int sharers = __popc(groups.id & ~lone);
-  bool buffers = sharers > 0 && sharers >= range.buffered_sharers;
-  const int head = lowest_lane(groups.id);
-  uint32_t slot = first_entry + head;
-  if (workspace.rows_per_block > 0) {
-    const uint32_t heads = __ballot_sync(kAllLanes, buffers && head == lane);
-    int32_t index = 0;
-    if (lane == 0 && heads != 0) index = atomicAdd(used_slots, __popc(heads));
-    index = __shfl_sync(kAllLanes, index, 0) + __popc(heads & lanes_before(head));
-    buffers = buffers && index < workspace.rows_per_block;
-    slot = blockIdx.x * workspace.rows_per_block + index;
-  }
-  if (!buffers) return row;
-  return {lone == 0 ? kBufferRow : kEmitEach, slot};
-}
-
 // 2^exponent as the product of two normal numbers, or the nearest that there is.
 __device__ __forceinline__ float scaled(float value, int32_t exponent) {
   const int32_t half = min(max(exponent >> 1, -126), 127);
@@ -160,6 +141,17 @@ __device__ __forceinline__ uint64_t output_row(const PooledOutput& output,
   const int element = output.type == ElementType::kFloat32 ? 4 : 2;
   return reinterpret_cast<uint64_t>(output.data) +
          (sample * output.row_stride + feature.output_column) * element;
+}
+
+// Of the bag's sum, where rows are added.
+__device__ __forceinline__ uint64_t sum_row(const TiledRange& range,
+                                            const TiledWorkspace& workspace,
+                                            const PooledOutput& output, const TiledFeature& feature,
+                                            uint32_t sample) {
+  float* const row = workspace.sums != nullptr
+                         ? workspace.sums + (sample - range.first_sample) * output.row_stride
+                         : static_cast<float*>(output.data) + sample * output.row_stride;
+  return reinterpret_cast<uint64_t>(row + feature.output_column);
 }
 
 template <typename Chain>
@@ -181,7 +173,7 @@ __device__ __forceinline__ constexpr float buffered_row_scale() {
   return Chain::kParts == 1 ? 1.0f / (1 << kBufferedRowShift) : 1.0f;
 }
 
-// What the lane's lookup is multiplied by. Planning needs it last.
+// What a lookup's row is multiplied by, see TiledWorkspace. Planning needs it last.
 struct LookupScale {
   int32_t exponents[3];
   float weight;
@@ -190,33 +182,37 @@ struct LookupScale {
 __device__ __forceinline__ LookupScale load_scale(const GroupedLookup& lookup,
                                                   const TiledFeature& feature,
                                                   const TiledWorkspace& workspace,
-                                                  uint32_t first_entry, int count) {
+                                                  const float* factors, uint32_t entry) {
   const uint32_t digits[3] = {lookup.outer & 0xffffu, lookup.i2, lookup.outer >> 16};
   LookupScale scale;
 #pragma unroll
   for (int k = 0; k < 3; ++k) {
     scale.exponents[k] = __ldg(workspace.exponents + feature.exponents[k] + digits[k]);
   }
-  const int lane = threadIdx.x % 32;
-  scale.weight = workspace.factors != nullptr && lane < count
-                     ? __ldg(workspace.factors + first_entry + lane)
-                     : 1.0f;
+  scale.weight = factors != nullptr ? __ldg(factors + entry) : 1.0f;
   return scale;
 }
 
-// Plans the window of `count` lookups that starts at `first_entry`; `lookup` is the lane's. Called
-// by whole warps; the plan is complete after a __syncwarp.
-template <typename Chain>
+__device__ __forceinline__ float factor_of(const LookupScale& scale) {
+  return scaled(scale.weight, -(scale.exponents[0] + scale.exponents[1] + scale.exponents[2]));
+}
+
+// Where the row of the lane's id goes.
+struct RowTarget {
+  uint32_t kind;
+  RowDestination destination;
+};
+
+// Plans a window; `lookup` is the lane's, `groups` what group_window found. target(): the RowTarget
+// of the lane, called by all lanes; that of the first lane of each id counts. Called by whole
+// warps; the plan is complete after a __syncwarp.
+template <typename Chain, typename Target>
 __device__ __forceinline__ void plan_window(WindowPlan& plan, const GroupedLookup& lookup,
-                                            const LookupScale& scale, const TiledFeature& feature,
-                                            const TiledRange& range,
-                                            const TiledWorkspace& workspace,
-                                            const PooledOutput& output, uint32_t first_entry,
-                                            int count, int32_t* used_slots) {
+                                            const WindowGroups& groups, const TiledFeature& feature,
+                                            const TiledRange& range, Target&& target) {
   const int lane = threadIdx.x % 32;
   const uint32_t i1 = lookup.outer & 0xffffu;
   const uint32_t i3 = lookup.outer >> 16;
-  const WindowGroups groups = group_window(lookup, count, range.disabled);
   const int first_lane = lowest_lane(groups.prefix);
   const int prefix = __popc(groups.first_of_prefixes & lanes_before(first_lane));
   const int run = highest_lane(groups.first_of_runs & (2u * lanes_before(first_lane) + 1u));
@@ -240,45 +236,27 @@ __device__ __forceinline__ void plan_window(WindowPlan& plan, const GroupedLooku
   const uint32_t ids_before = groups.prefix & groups.first_of_ids & lanes_before(lane);
   const int rank = rows_before_prefix(groups) + __popc(ids_before);
   const int rows = __popc(groups.first_of_ids);
-  const RowTarget target =
-      choose_target(groups, lookup, range, workspace, output.type, first_entry, used_slots);
-  const float factor =
-      scaled(scale.weight, -(scale.exponents[0] + scale.exponents[1] + scale.exponents[2]));
-  plan.lookups[lane] = make_uint2(lookup.sample, __float_as_uint(factor));
   const uint32_t third =
       feature.packed[2] * static_cast<uint32_t>(sizeof(__half)) + i3 * Chain::kThirdSlice;
+  const RowTarget row = target();
   if ((groups.first_of_ids >> lane & 1) != 0) {
     const uint32_t place =
         x * Chain::kPrefix << 16 | first_of_tile << 8 |
-        (end_of_tile - first_of_tile - 1) * kTilePrefix | target.kind |
+        (end_of_tile - first_of_tile - 1) * kTilePrefix | row.kind |
         (groups.prefix == kAllLanes && (range.disabled & kCheckpointsDisabled) == 0 ? kHeavyPrefix
                                                                                     : 0);
-    RowDestination row;
-    row.target = output_row(output, feature, lookup.sample & ~kLoneLookup);
-    row.factor = factor;
-    if (target.kind == kBufferRow) {
-      row.target = buffered_row<Chain>(workspace, target.slot);
-      row.factor = buffered_row_scale<Chain>();
-    } else if (target.kind == kEmitEach) {
-      row.target = static_cast<uint64_t>(target.slot) << 32 | groups.id;
-    }
     plan.pairs[rank / 2].sources[rank % 2] = {
         third, place | (ids_before == 0 && x == 0 ? kFirstOfTile : 0)};
-    plan.pairs[rank / 2].destinations[rank % 2] = row;
+    plan.pairs[rank / 2].destinations[rank % 2] = row.destination;
     if (rank == rows - 1) {
       plan.pairs[rows / 2].sources[rows % 2] = {third,
                                                 (place & ~0xff00u) | prefixes << 8 | kPastEnd};
-      plan.pairs[rows / 2].destinations[rows % 2] = row;
+      plan.pairs[rows / 2].destinations[rows % 2] = row.destination;
     }
   }
   const int beyond = rows + 1 + lane;
   if (lane < 2 * kMaxPairsAhead) {
     plan.pairs[beyond / 2].sources[beyond % 2] = {third, prefixes << 8 | kPastEnd};
-  }
-  if (workspace.rows != nullptr && lane < count && (lookup.sample & kLoneLookup) == 0) {
-    workspace.row_of_lookup[lookup.position] = make_uint2(
-        target.slot,
-        target.slot != kAddedRow ? __float_as_uint(factor / buffered_row_scale<Chain>()) : 0u);
   }
 }
 

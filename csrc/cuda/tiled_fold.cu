@@ -1,0 +1,19 @@
+// Launch of the folding kernel.
+
+#include "tiled_folding.cuh"
+#include "tiled_kernel_launch.cuh"
+
+namespace flowtt::cuda {
+
+cudaError_t launch_tiled_fold(const TiledLaunch& launch) {
+  const int64_t lookups = launch.range.end_lookup - launch.range.first_lookup;
+  if (lookups == 0) return cudaSuccess;
+  // A feature's last chunk may be short.
+  const int64_t blocks = (lookups - 1) / kFoldThreads + 1 + launch.plan.group.count - 1;
+  const FoldPass pass{!launch.plan.three_products, launch.plan.buffers_single_rows};
+  return launch_kernel(tiled_fold_kernel, blocks, kFoldThreads, 0, launch.plan.dependent_launch, 1,
+                       launch.stream, launch.plan.group, launch.batch, launch.range,
+                       launch.workspace, pass);
+}
+
+}  // namespace flowtt::cuda

@@ -1,0 +1,225 @@
+// Folding of equal ids, between the preparation and the contraction, where bags are larger than one
+// lookup. A block turns a chunk of sorted lookups into as few rows as it can, each with one
+// destination: lookups of larger bags that have an id in common become one row, which is buffered;
+// the row of any other lookup of a larger bag is buffered too or added to the bag's sum; that of a
+// bag of one lookup is stored. Sorting brings equal ids into few chunks; nothing here needs it.
+
+#pragma once
+
+#include "tiled_segments.cuh"
+#include "tiled_window.cuh"
+
+namespace flowtt::cuda {
+
+// Entries of a chunk, one for each thread.
+constexpr int kFoldThreads = 1024;
+
+struct FoldPass {
+  bool rows_are_fp16;
+  bool buffers_single_rows;  // those that lookups do not share
+};
+
+// In shared memory, of each entry of the chunk unless it says otherwise.
+struct FoldScratch {
+  // Of the hash table of ids.
+  static constexpr int kPlacesShift = 11;
+  static constexpr uint32_t kPlaces = 1u << kPlacesShift;
+  static_assert(kPlaces >= 2 * kFoldThreads);
+
+  uint32_t outer[kFoldThreads];   // of GroupedLookup
+  uint32_t first_of_id[kPlaces];  // by hash: an entry, or kNoEntry
+  uint32_t slot[kFoldThreads];    // of its row, or kAddedRow
+  uint16_t i2[kFoldThreads];
+  uint8_t sharing[kFoldThreads];           // of its row
+  uint32_t row_counts[kFoldThreads / 32];  // of each warp, see RowCounts
+  uint32_t first_row;                      // where the chunk's rows are written
+  uint32_t first_slot;
+  uint32_t slots;
+  Segments segments;
+};
+inline constexpr uint32_t kNoEntry = ~0u;
+inline constexpr uint8_t kNotShared = 0;
+inline constexpr uint8_t kShared = 1;     // other entries have the same row
+inline constexpr uint8_t kDissolved = 2;  // they had, but there was no slot for it
+
+// The first entry with the id of `entry`, which is the one that was first to write itself down.
+__device__ __forceinline__ uint32_t find_first(FoldScratch& scratch, uint32_t entry, uint32_t outer,
+                                               uint32_t i2) {
+  const uint32_t hash = (outer ^ i2 * 0x85ebca6bu) * 0x9e3779b1u;
+  uint32_t place = hash >> (32 - FoldScratch::kPlacesShift);
+  for (;;) {
+    // As a rule without an atomic operation for an id of many lookups.
+    uint32_t seen = *static_cast<volatile uint32_t*>(&scratch.first_of_id[place]);
+    if (seen == kNoEntry) seen = atomicCAS(&scratch.first_of_id[place], kNoEntry, entry);
+    if (seen == kNoEntry) return entry;
+    if (scratch.outer[seen] == outer && scratch.i2[seen] == i2) return seen;
+    place = (place + 1) & (FoldScratch::kPlaces - 1);
+  }
+}
+
+// Rows of three kinds, counted or ranked in the order of their entries: those that lookups share,
+// those of one lookup of a larger bag, and those of bags of one lookup.
+struct RowCounts {
+  uint32_t packed;
+
+  __device__ __forceinline__ uint32_t shared() const { return packed >> 22; }
+  __device__ __forceinline__ uint32_t single() const { return packed >> 11 & 0x7ffu; }
+  __device__ __forceinline__ uint32_t all() const {
+    return shared() + single() + (packed & 0x7ffu);
+  }
+};
+inline constexpr uint32_t kNoRow = 0;
+inline constexpr uint32_t kSharedRow = 1u << 22;  // at most half of the entries
+inline constexpr uint32_t kSingleRow = 1u << 11;
+inline constexpr uint32_t kLoneRow = 1;
+static_assert(kFoldThreads < 1 << 11);
+
+// Ranks the rows of all threads and counts them. kind: of the row of the thread's entry. Called by
+// all threads; has a barrier.
+__device__ __forceinline__ RowCounts rank_rows(FoldScratch& scratch, uint32_t kind,
+                                               RowCounts* rank) {
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
+  const uint32_t shared = __ballot_sync(kAllLanes, kind == kSharedRow);
+  const uint32_t single = __ballot_sync(kAllLanes, kind == kSingleRow);
+  const uint32_t lone = __ballot_sync(kAllLanes, kind == kLoneRow);
+  const auto count = [&](uint32_t lanes) {
+    return __popc(shared & lanes) * kSharedRow + __popc(single & lanes) * kSingleRow +
+           __popc(lone & lanes) * kLoneRow;
+  };
+  if (lane == 0) scratch.row_counts[warp] = count(kAllLanes);
+  __syncthreads();
+  static_assert(kFoldThreads / 32 == 32);
+  const uint32_t counts = scratch.row_counts[lane];
+  rank->packed = __reduce_add_sync(kAllLanes, lane < warp ? counts : 0) + count(lanes_before(lane));
+  return {__reduce_add_sync(kAllLanes, counts)};
+}
+
+// The chunk of this block: entries [first, first + count) of feature f of the group.
+struct FoldChunk {
+  int32_t f;
+  uint32_t first;
+  uint32_t count;  // 0: none
+};
+
+__device__ __forceinline__ FoldChunk find_fold_chunk(const Segments& segments, int32_t features,
+                                                     int32_t block) {
+  int32_t before = 0;  // chunks of earlier features
+  for (int32_t f = 0; f < features; ++f) {
+    const int32_t first = segments.first_entry[f];
+    const int32_t entries = segments.first_entry[f + 1] - first;
+    const int32_t chunks = (entries + kFoldThreads - 1) / kFoldThreads;
+    if (block < before + chunks) {
+      // Chunks of one feature are of one length.
+      const int32_t per_chunk = (entries + chunks - 1) / chunks;
+      const int32_t begin = min((block - before) * per_chunk, entries);
+      return {f, static_cast<uint32_t>(first + begin),
+              static_cast<uint32_t>(min(per_chunk, entries - begin))};
+    }
+    before += chunks;
+  }
+  return {0, 0, 0};
+}
+
+__global__ void __launch_bounds__(kFoldThreads, 2)
+    tiled_fold_kernel(const __grid_constant__ TiledGroup group,
+                      const __grid_constant__ BagBatch batch,
+                      const __grid_constant__ TiledRange range,
+                      const __grid_constant__ TiledWorkspace workspace, FoldPass pass) {
+  __shared__ FoldScratch scratch;
+  allow_dependent_launch();
+  const uint32_t entry = threadIdx.x;
+#pragma unroll
+  for (uint32_t i = 0; i < FoldScratch::kPlaces; i += kFoldThreads) {
+    scratch.first_of_id[i + entry] = kNoEntry;
+  }
+  load_segments(scratch.segments, group, batch, range);
+  // Offsets out of order can make features overlap; the preparation reports them.
+  if (scratch.segments.first_entry[group.count] > range.end_lookup - range.first_lookup) return;
+  const FoldChunk chunk =
+      find_fold_chunk(scratch.segments, group.count, static_cast<int32_t>(blockIdx.x));
+  if (chunk.count == 0) return;
+  wait_for_previous_kernel();
+
+  const TiledFeature& feature = group.features[chunk.f];
+  const bool exists = entry < chunk.count;
+  const uint32_t number = chunk.first + min(entry, chunk.count - 1);
+  const uint4 words = reinterpret_cast<const uint4*>(workspace.entries)[number];
+  const GroupedLookup lookup{words.x, words.y, words.z, words.w};
+  const bool is_lone = (lookup.sample & kLoneLookup) != 0;
+  const LookupScale scale = load_scale(lookup, feature, workspace, workspace.factors, number);
+  if (exists) {
+    scratch.outer[entry] = lookup.outer;
+    scratch.i2[entry] = static_cast<uint16_t>(lookup.i2);
+    scratch.sharing[entry] = kNotShared;
+  }
+  __syncthreads();
+  uint32_t first = entry;
+  if (exists && !is_lone && (range.disabled & kFoldingDisabled) == 0) {
+    first = find_first(scratch, entry, lookup.outer, lookup.i2);
+    if (first != entry) scratch.sharing[first] = kShared;
+  }
+  __syncthreads();
+  const auto find_kind = [&] {
+    return !exists                             ? kNoRow
+           : is_lone                           ? kLoneRow
+           : first != entry                    ? kNoRow
+           : scratch.sharing[entry] == kShared ? kSharedRow
+                                               : kSingleRow;
+  };
+  uint32_t kind = find_kind();
+  RowCounts rank;
+  RowCounts rows = rank_rows(scratch, kind, &rank);
+  const uint32_t wanted = rows.shared() + (pass.buffers_single_rows ? rows.single() : 0);
+  if (entry == 0) {
+    const uint32_t capacity = workspace.row_slots;
+    const uint32_t taken =
+        wanted > 0 ? min(atomicAdd(workspace.control + kUsedSlotsWord, wanted), capacity) : 0;
+    scratch.first_slot = taken;
+    scratch.slots = min(capacity - taken, wanted);
+    if (scratch.slots < rows.shared() + rows.single()) workspace.control[kAddedRowsWord] = 1;
+  }
+  uint32_t* const used_rows = workspace.control + kFoldedRowsWord + chunk.f;
+  if (entry == 32) scratch.first_row = atomicAdd(used_rows, rows.all());
+  __syncthreads();
+  const uint32_t slots = scratch.slots;
+  const uint32_t planned_rows = rows.all();
+  const uint32_t first_row = scratch.segments.first_entry[chunk.f] + scratch.first_row;
+  uint32_t more_rows = 0;  // where rows go for which no place was planned
+  if (rows.shared() > slots) {
+    // Each lookup of a row that finds no slot gets a row of its own, to be added to its bag's sum.
+    if (kind == kSharedRow && rank.shared() >= slots) scratch.sharing[entry] = kDissolved;
+    __syncthreads();
+    if (exists && scratch.sharing[first] == kDissolved) first = entry;
+    __syncthreads();
+    kind = find_kind();
+    rows = rank_rows(scratch, kind, &rank);
+    if (entry == 0) {
+      scratch.first_row = atomicAdd(used_rows, rows.all() - planned_rows);
+    }
+    __syncthreads();
+    more_rows = scratch.segments.first_entry[chunk.f] + scratch.first_row;
+  }
+  uint32_t slot = kAddedRow;
+  if (kind == kSharedRow) slot = scratch.first_slot + rank.shared();
+  if (kind == kSingleRow && rows.shared() + rank.single() < slots) {
+    slot = scratch.first_slot + rows.shared() + rank.single();
+  }
+  if (kind != kNoRow) {
+    const uint32_t row = rank.all();
+    const uint32_t place = row < planned_rows ? first_row + row : more_rows + (row - planned_rows);
+    reinterpret_cast<uint4*>(workspace.folded_rows)[place] =
+        make_uint4(lookup.outer, lookup.i2, slot, lookup.sample);
+    if (workspace.factors != nullptr) workspace.folded_factors[place] = scale.weight;
+    scratch.slot[entry] = slot;
+  }
+  __syncthreads();
+  if (exists && !is_lone) {
+    const uint32_t own_slot = scratch.slot[first];
+    const float factor = factor_of(scale) * (pass.rows_are_fp16 ? 1 << kBufferedRowShift : 1);
+    workspace.row_of_lookup[lookup.position] =
+        make_uint2(own_slot, own_slot != kAddedRow ? __float_as_uint(factor) : 0u);
+  }
+}
+
+}  // namespace flowtt::cuda
