@@ -33,37 +33,55 @@ class RowEmitter {
     const uint32_t kind = place & kRowKind;
     const uint64_t target = target_of(destination);
     const float factor = __uint_as_float(destination.z);
+    if constexpr (kFolded) {
+      if (kind == kBufferRow) {
+        buffer(pairs, factor, target);
+        return;
+      }
+      if (kind == kAddRow) {
+        add(pairs, factor, target);
+        return;
+      }
+    }
     if (kind == kStoreFp32) {
       store_fp32(pairs, factor, target);
-    } else if (kFolded && kind == kBufferRow) {
-      buffer(pairs, factor, target);
     } else if (kind == kStore16Bits) {
       store_16_bits(pairs, factor, target);
-    } else if constexpr (kFolded) {
-      add(pairs, factor, target);
-    } else {
+    } else if constexpr (!kFolded) {
       emit_each(pairs, static_cast<uint32_t>(target));
     }
   }
 
-  // Two rows of one tile. Where both are stored or both buffered, without branches of their own.
+  // Two rows of one tile. Those of the usual kinds share their branches.
   __device__ __forceinline__ void emit_pair(const float (&rows)[2][4], uint32_t place,
                                             uint32_t next_place, const uint4& destination,
                                             const uint4& next_destination) const {
-    constexpr uint32_t kUsual = kFolded ? kBufferRow : kStoreFp32;
-    if (((place ^ kUsual) & kRowKind) == 0 && ((next_place ^ kUsual) & kRowKind) == 0) {
+    const auto both_are = [&](uint32_t kind) {
+      return (((place ^ kind) | (next_place ^ kind)) & kRowKind) == 0;
+    };
+    const auto emit_both = [&](auto&& write) {
       float2 pairs[2][Chain::kPairs];
       Chain::own_pairs(pairs[0], rows[0], lane_);
       Chain::own_pairs(pairs[1], rows[1], lane_);
-      const float factors[2] = {__uint_as_float(destination.z),
-                                __uint_as_float(next_destination.z)};
-      if constexpr (kFolded) {
-        buffer(pairs[0], factors[0], target_of(destination));
-        buffer(pairs[1], factors[1], target_of(next_destination));
-      } else {
-        store_fp32(pairs[0], factors[0], target_of(destination));
-        store_fp32(pairs[1], factors[1], target_of(next_destination));
+      write(pairs[0], __uint_as_float(destination.z), target_of(destination));
+      write(pairs[1], __uint_as_float(next_destination.z), target_of(next_destination));
+    };
+    if constexpr (kFolded) {
+      if (both_are(kBufferRow)) {
+        emit_both([&](const Pairs& pairs, float factor, uint64_t target) {
+          buffer(pairs, factor, target);
+        });
+        return;
       }
+      if (both_are(kAddRow)) {
+        emit_both(
+            [&](const Pairs& pairs, float factor, uint64_t target) { add(pairs, factor, target); });
+        return;
+      }
+    } else if (both_are(kStoreFp32)) {
+      emit_both([&](const Pairs& pairs, float factor, uint64_t target) {
+        store_fp32(pairs, factor, target);
+      });
       return;
     }
     emit(rows[0], place, destination);

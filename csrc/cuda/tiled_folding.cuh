@@ -19,6 +19,13 @@ struct FoldPass {
   bool buffers_single_rows;  // those that lookups do not share
 };
 
+// Entries [first, first + count) of feature f of the group.
+struct FoldChunk {
+  int32_t f;
+  int32_t first;
+  int32_t count;  // 0: the block has none
+};
+
 // In shared memory, of each entry of the chunk unless it says otherwise.
 struct FoldScratch {
   // Of the hash table of ids.
@@ -36,6 +43,7 @@ struct FoldScratch {
   uint32_t first_slot;
   uint32_t slots;
   Segments segments;
+  FoldChunk chunk;
 };
 inline constexpr uint32_t kNoEntry = ~0u;
 inline constexpr uint8_t kNotShared = 0;
@@ -95,30 +103,26 @@ __device__ __forceinline__ RowCounts rank_rows(FoldScratch& scratch, uint32_t ki
   return {__reduce_add_sync(kAllLanes, counts)};
 }
 
-// The chunk of this block: entries [first, first + count) of feature f of the group.
-struct FoldChunk {
-  int32_t f;
-  uint32_t first;
-  uint32_t count;  // 0: none
-};
-
-__device__ __forceinline__ FoldChunk find_fold_chunk(const Segments& segments, int32_t features,
-                                                     int32_t block) {
-  int32_t before = 0;  // chunks of earlier features
-  for (int32_t f = 0; f < features; ++f) {
-    const int32_t first = segments.first_entry[f];
-    const int32_t entries = segments.first_entry[f + 1] - first;
-    const int32_t chunks = (entries + kFoldThreads - 1) / kFoldThreads;
-    if (block < before + chunks) {
-      // Chunks of one feature are of one length.
-      const int32_t per_chunk = (entries + chunks - 1) / chunks;
-      const int32_t begin = min((block - before) * per_chunk, entries);
-      return {f, static_cast<uint32_t>(first + begin),
-              static_cast<uint32_t>(min(per_chunk, entries - begin))};
-    }
-    before += chunks;
+// Finds the chunk of this block; feature after feature, of each as many as it needs, of equal
+// length. By the first warp.
+__device__ __forceinline__ void find_fold_chunk(FoldScratch& scratch, int32_t features) {
+  const int32_t lane = static_cast<int32_t>(threadIdx.x);
+  const int32_t first = scratch.segments.first_entry[min(lane, features - 1)];
+  const int32_t entries = lane < features ? scratch.segments.first_entry[lane + 1] - first : 0;
+  const int32_t chunks = (entries + kFoldThreads - 1) / kFoldThreads;
+  int32_t up_to = chunks;
+#pragma unroll
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const int32_t other = __shfl_up_sync(kAllLanes, up_to, offset);
+    if (lane >= offset) up_to += other;
   }
-  return {0, 0, 0};
+  const int32_t block = static_cast<int32_t>(blockIdx.x);
+  const int32_t f = __ffs(__ballot_sync(kAllLanes, up_to > block)) - 1;
+  if (lane == max(f, 0)) {
+    const int32_t per_chunk = chunks > 0 ? (entries + chunks - 1) / chunks : 0;
+    const int32_t begin = min((block - (up_to - chunks)) * per_chunk, entries);
+    scratch.chunk = {f, first + begin, f < 0 ? 0 : min(per_chunk, entries - begin)};
+  }
 }
 
 __global__ void __launch_bounds__(kFoldThreads, 2)
@@ -136,14 +140,15 @@ __global__ void __launch_bounds__(kFoldThreads, 2)
   load_segments(scratch.segments, group, batch, range);
   // Offsets out of order can make features overlap; the preparation reports them.
   if (scratch.segments.first_entry[group.count] > range.end_lookup - range.first_lookup) return;
-  const FoldChunk chunk =
-      find_fold_chunk(scratch.segments, group.count, static_cast<int32_t>(blockIdx.x));
+  if (entry < 32) find_fold_chunk(scratch, group.count);
+  __syncthreads();
+  const FoldChunk chunk = scratch.chunk;
   if (chunk.count == 0) return;
   wait_for_previous_kernel();
 
   const TiledFeature& feature = group.features[chunk.f];
-  const bool exists = entry < chunk.count;
-  const uint32_t number = chunk.first + min(entry, chunk.count - 1);
+  const bool exists = entry < static_cast<uint32_t>(chunk.count);
+  const uint32_t number = chunk.first + min(entry, static_cast<uint32_t>(chunk.count - 1));
   const uint4 words = reinterpret_cast<const uint4*>(workspace.entries)[number];
   const GroupedLookup lookup{words.x, words.y, words.z, words.w};
   const bool is_lone = (lookup.sample & kLoneLookup) != 0;

@@ -15,9 +15,8 @@ constexpr int64_t kAlignment = 256;
 constexpr int64_t kMaxLookupsPerRange = int64_t{1} << 20;
 constexpr int64_t kMaxBufferedLookupsPerRange = int64_t{3} << 18;  // they take more memory
 constexpr int64_t kMaxSumsBytes = int64_t{8} << 20;
-constexpr int64_t kRowBytesPerLookup = 58;
-constexpr int64_t kExactRowBytesPerLookup =
-    46;  // with three products the packed cores are twice as large
+constexpr int64_t kRowBytesPerLookup = 32;
+constexpr int64_t kExactRowBytesPerLookup = 46;
 constexpr int64_t kMinRowBytes = int64_t{4} << 20;
 constexpr int64_t kMaxRowBytes = int64_t{40} << 20;
 constexpr int64_t kMaxDeterministicRowBytes = int64_t{40} << 20;
@@ -55,7 +54,16 @@ TiledWorkspace place_workspace(const TiledPlan& plan, const PooledOutput& output
   workspace.packed_high = layout->take<__half>(plan.packed_halves);
   workspace.packed_low = layout->take<__half>(plan.three_products ? plan.packed_halves : 0);
   workspace.exponents = layout->take<int32_t>(plan.num_exponents);
-  workspace.entries = layout->take<GroupedLookup>(plan.lookups_per_range);
+  const int64_t rows_bytes = plan.row_slots * row_bytes(plan);
+  if (plan.folds) {
+    // Rows take the place of the entries that folding has read.
+    const int64_t entries_bytes = plan.lookups_per_range * int64_t{sizeof(GroupedLookup)};
+    workspace.rows = layout->take<char>(std::max(rows_bytes, entries_bytes));
+    workspace.entries = static_cast<GroupedLookup*>(workspace.rows);
+  } else {
+    workspace.entries = layout->take<GroupedLookup>(plan.lookups_per_range);
+    workspace.rows = layout->take<char>(rows_bytes);
+  }
   workspace.factors = layout->take<float>(plan.has_factors ? plan.lookups_per_range : 0);
   workspace.sums =
       layout->take<float>(plan.has_sums ? plan.samples_per_range * output.row_stride : 0);
@@ -64,7 +72,6 @@ TiledWorkspace place_workspace(const TiledPlan& plan, const PooledOutput& output
   workspace.scratch = layout->take<char>((plan.disabled & kFusionDisabled) != 0
                                              ? kScratchBytesPerMultiprocessor * plan.multiprocessors
                                              : 0);
-  workspace.rows = layout->take<char>(plan.row_slots * row_bytes(plan));
   workspace.row_slots = static_cast<uint32_t>(plan.row_slots);
   workspace.folded_rows = layout->take<GroupedLookup>(plan.folds ? buffered : 0);
   workspace.folded_factors = layout->take<float>(plan.folds && plan.has_factors ? buffered : 0);
