@@ -161,17 +161,19 @@ inline constexpr bool kLoadsFirstAhead = kExact || Chain::kParts == 1;
 
 // The rest of a warp's work on a planned window.
 template <typename Chain, bool kExact, bool kFused, bool kFolded>
-__device__ __forceinline__ void contract_planned(
-    WarpStorage<Chain, kFused>& storage, const TiledFeature& feature, const TiledRange& range,
-    const TiledWorkspace& workspace, const PooledOutput& output, typename Chain::Second& second,
-    uint32_t& resident) {
+__device__ __forceinline__ void contract_planned(WarpStorage<Chain, kFused>& storage,
+                                                 const TiledFeature& feature,
+                                                 const TiledWorkspace& workspace,
+                                                 const PooledOutput& output,
+                                                 typename Chain::Second& second,
+                                                 uint32_t& resident) {
   // Held from here on only: planning needs registers too.
   const uint32_t lane = hold(static_cast<uint32_t>(threadIdx.x % 32));
   const uint32_t address = hold(shared_address(&storage));
   using Storage = WarpStorage<Chain, kFused>;
   const uint32_t plan = address + offsetof(Storage, plan);
-  const RowEmitter<Chain, kExact, kFolded> emitter(feature, range, workspace, output, storage.plan,
-                                                   lane);
+  const RowEmitter<Chain, kExact, kFolded> emitter(feature, output.type,
+                                                   plan + offsetof(WindowPlan, lookups), lane);
   constexpr bool kFirstAhead = kLoadsFirstAhead<Chain, kExact>;
   if constexpr (kFused) {
     contract_window<Chain, kFirstAhead>(SharedTile{address}, plan, lane, second, resident,
@@ -184,35 +186,17 @@ __device__ __forceinline__ void contract_planned(
   }
 }
 
-// Where the rows of a window go when none is buffered. Called by whole warps.
-__device__ __forceinline__ RowTarget plan_lookups(WindowPlan& plan, const GroupedLookup& lookup,
-                                                  float factor, const WindowGroups& groups,
-                                                  const TiledFeature& feature,
-                                                  const PooledOutput& output) {
-  plan.lookups[threadIdx.x % 32] = make_uint2(lookup.sample, __float_as_uint(factor));
-  if ((lookup.sample & kLoneLookup) == 0 || (groups.id & (groups.id - 1)) != 0) {
-    return {kEmitEach, {groups.id, factor}};
+// Where the row of a lookup goes that is not buffered.
+__device__ __forceinline__ RowDestination plan_lookup(uint32_t sample, float factor,
+                                                      const TiledFeature& feature,
+                                                      const TiledRange& range,
+                                                      const TiledWorkspace& workspace,
+                                                      const PooledOutput& output) {
+  if ((sample & kLoneLookup) == 0) {
+    return {sum_row(range, workspace, output, feature, sample), factor, kAddRow};
   }
-  return {output.type == ElementType::kFloat32 ? kStoreFp32 : kStore16Bits,
-          {output_row(output, feature, lookup.sample & ~kLoneLookup), factor}};
-}
-
-// Where the row of the lane goes if ids have been folded, see TiledWorkspace::folded_rows.
-template <typename Chain>
-__device__ __forceinline__ RowTarget plan_folded(const GroupedLookup& row, float factor,
-                                                 const TiledFeature& feature,
-                                                 const TiledRange& range,
-                                                 const TiledWorkspace& workspace,
-                                                 const PooledOutput& output) {
-  if ((row.sample & kLoneLookup) != 0) {
-    return {output.type == ElementType::kFloat32 ? kStoreFp32 : kStore16Bits,
-            {output_row(output, feature, row.sample & ~kLoneLookup), factor}};
-  }
-  const uint32_t slot = row.position;
-  if (slot == kAddedRow) {
-    return {kAddRow, {sum_row(range, workspace, output, feature, row.sample), factor}};
-  }
-  return {kBufferRow, {buffered_row<Chain>(workspace, slot), buffered_row_scale<Chain>()}};
+  return {output_row(output, feature, sample & ~kLoneLookup), factor,
+          output.type == ElementType::kFloat32 ? kStoreFp32 : kStore16Bits};
 }
 
 // kFolded: of the rows that folding has left, instead of the lookups.
@@ -274,12 +258,22 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
     if constexpr (kFolded) {
       const WindowGroups groups = group_rows(lookup, count, range.disabled);
       plan_window<Chain>(storage.plan, lookup, groups, feature, range, [&] {
-        return plan_folded<Chain>(lookup, factor_of(scale), feature, range, workspace, output);
+        const uint32_t slot = lookup.position;
+        if (slot == kAddedRow || (lookup.sample & kLoneLookup) != 0) {
+          return plan_lookup(lookup.sample, factor_of(scale), feature, range, workspace, output);
+        }
+        return RowDestination{buffered_row<Chain>(workspace, slot), buffered_row_scale<Chain>(),
+                              kBufferRow};
       });
     } else {
       const WindowGroups groups = group_window(lookup, count, range.disabled);
       plan_window<Chain>(storage.plan, lookup, groups, feature, range, [&] {
-        return plan_lookups(storage.plan, lookup, factor_of(scale), groups, feature, output);
+        RowDestination row =
+            plan_lookup(lookup.sample, factor_of(scale), feature, range, workspace, output);
+        storage.plan.lookups[lane] = row;
+        const bool is_alone = (groups.id & (groups.id - 1)) == 0;
+        if (row.kind == kAddRow || !is_alone) row = {groups.id, row.factor, kEmitEach};
+        return row;
       });
     }
     __syncwarp();
@@ -288,8 +282,8 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
       const EntryRange next = locate(queue.window());
       touch(unused, entries + next.first_entry + min(8 * lane, next.count - 1));
     }
-    contract_planned<Chain, kExact, kFused, kFolded>(storage, feature, range, workspace, output,
-                                                     second, resident);
+    contract_planned<Chain, kExact, kFused, kFolded>(storage, feature, workspace, output, second,
+                                                     resident);
   }
   wait_for_touched();
 }

@@ -14,15 +14,10 @@ namespace flowtt::cuda {
 template <typename Chain, bool kExact, bool kFolded>
 class RowEmitter {
  public:
-  __device__ __forceinline__ RowEmitter(const TiledFeature& feature, const TiledRange& range,
-                                        const TiledWorkspace& workspace, const PooledOutput& output,
-                                        const WindowPlan& plan, uint32_t lane)
-      : feature_(feature),
-        range_(range),
-        workspace_(workspace),
-        output_(output),
-        plan_(plan),
-        lane_(lane) {}
+  // `lookups`: address of WindowPlan::lookups.
+  __device__ __forceinline__ RowEmitter(const TiledFeature& feature, ElementType output_type,
+                                        uint32_t lookups, uint32_t lane)
+      : feature_(feature), output_type_(output_type), lookups_(lookups), lane_(lane) {}
 
   // `row`: as Chain::compute_rows leaves it; `place`: as in RowSource; `destination`: a
   // RowDestination. The same in all lanes but for the row. By whole warps.
@@ -144,14 +139,14 @@ class RowEmitter {
         [&](int columns, float2 value) {
           value = make_float2(value.x * factor, value.y * factor);
           uint32_t rounded = round_pair(value.x, value.y);
-          if (output_.type == ElementType::kBFloat16) {
+          if (output_type_ == ElementType::kBFloat16) {
             const __nv_bfloat162 pair = __floats2bfloat162_rn(value.x, value.y);
             rounded = *reinterpret_cast<const uint32_t*>(&pair);
           }
           __stcs(reinterpret_cast<uint32_t*>(row + columns), rounded);
         },
         [&](int column, float value) {
-          store_element<float>(row, output_.type, column, value * factor);
+          store_element<float>(row, output_type_, column, value * factor);
         });
   }
 
@@ -186,26 +181,31 @@ class RowEmitter {
         [&](int column, float value) { atomicAdd(row + column, value * factor); });
   }
 
+  // The next destination is on its way while one is served.
   __device__ __forceinline__ void emit_each(const Pairs& pairs, uint32_t lanes) const {
-    for (; lanes != 0; lanes &= lanes - 1) {
-      const uint2 lookup = plan_.lookups[lowest_lane(lanes)];
-      const float factor = __uint_as_float(lookup.y);
-      const uint32_t sample = lookup.x & ~kLoneLookup;
-      if ((lookup.x & kLoneLookup) == 0) {
-        add(pairs, factor, sum_row(range_, workspace_, output_, feature_, sample));
-      } else if (output_.type == ElementType::kFloat32) {
-        store_fp32(pairs, factor, output_row(output_, feature_, sample));
+    const auto load = [&](uint32_t lane) {
+      return load_shared_vector(lookups_ + lane * static_cast<uint32_t>(sizeof(RowDestination)));
+    };
+    uint4 next = load(lowest_lane(lanes));
+    do {
+      lanes &= lanes - 1;
+      const uint4 destination = next;
+      if (lanes != 0) next = load(lowest_lane(lanes));
+      const float factor = __uint_as_float(destination.z);
+      const uint64_t target = target_of(destination);
+      if (destination.w == kStoreFp32) {
+        store_fp32(pairs, factor, target);
+      } else if (destination.w == kStore16Bits) {
+        store_16_bits(pairs, factor, target);
       } else {
-        store_16_bits(pairs, factor, output_row(output_, feature_, sample));
+        add(pairs, factor, target);
       }
-    }
+    } while (lanes != 0);
   }
 
   const TiledFeature& feature_;
-  const TiledRange& range_;
-  const TiledWorkspace& workspace_;
-  const PooledOutput& output_;
-  const WindowPlan& plan_;
+  ElementType output_type_;
+  uint32_t lookups_;
   uint32_t lane_;
 };
 

@@ -50,19 +50,25 @@ inline constexpr uint8_t kNotShared = 0;
 inline constexpr uint8_t kShared = 1;     // other entries have the same row
 inline constexpr uint8_t kDissolved = 2;  // they had, but there was no slot for it
 
-// The first entry with the id of `entry`, which is the one that was first to write itself down.
+__device__ __forceinline__ uint32_t place_of_id(uint32_t outer, uint32_t i2) {
+  return (outer ^ i2 * 0x85ebca6bu) * 0x9e3779b1u >> (32 - FoldScratch::kPlacesShift);
+}
+
+// The one entry that stands for all with the id of `entry`. Every entry has written itself down at
+// the place of its id; of those that have one id the last has done so, without the atomic
+// operations that an id of many lookups would have to wait for. Only ids that have lost their place
+// to another look for the next free one.
 __device__ __forceinline__ uint32_t find_first(FoldScratch& scratch, uint32_t entry, uint32_t outer,
                                                uint32_t i2) {
-  const uint32_t hash = (outer ^ i2 * 0x85ebca6bu) * 0x9e3779b1u;
-  uint32_t place = hash >> (32 - FoldScratch::kPlacesShift);
-  for (;;) {
-    // As a rule without an atomic operation for an id of many lookups.
-    uint32_t seen = *static_cast<volatile uint32_t*>(&scratch.first_of_id[place]);
+  uint32_t place = place_of_id(outer, i2);
+  uint32_t seen = scratch.first_of_id[place];
+  while (scratch.outer[seen] != outer || scratch.i2[seen] != i2) {
+    place = (place + 1) & (FoldScratch::kPlaces - 1);
+    seen = *static_cast<volatile uint32_t*>(&scratch.first_of_id[place]);
     if (seen == kNoEntry) seen = atomicCAS(&scratch.first_of_id[place], kNoEntry, entry);
     if (seen == kNoEntry) return entry;
-    if (scratch.outer[seen] == outer && scratch.i2[seen] == i2) return seen;
-    place = (place + 1) & (FoldScratch::kPlaces - 1);
   }
+  return seen;
 }
 
 // Rows of three kinds, counted or ranked in the order of their entries: those that lookups share,
@@ -158,9 +164,11 @@ __global__ void __launch_bounds__(kFoldThreads, 2)
     scratch.i2[entry] = static_cast<uint16_t>(lookup.i2);
     scratch.sharing[entry] = kNotShared;
   }
+  const bool folds = exists && !is_lone && (range.disabled & kFoldingDisabled) == 0;
+  if (folds) scratch.first_of_id[place_of_id(lookup.outer, lookup.i2)] = entry;
   __syncthreads();
   uint32_t first = entry;
-  if (exists && !is_lone && (range.disabled & kFoldingDisabled) == 0) {
+  if (folds) {
     first = find_first(scratch, entry, lookup.outer, lookup.i2);
     if (first != entry) scratch.sharing[first] = kShared;
   }

@@ -22,9 +22,9 @@ struct RowSource {
 };
 // And what is read with the row.
 struct __align__(16) RowDestination {
-  uint64_t
-      target;    // address of the row; kEmitEach: its lookups' lanes; kAddRow: address of the sum
-  float factor;  // of the scaled row
+  uint64_t target;  // address of the row or, kAddRow, of the sum; kEmitEach: its lookups' lanes
+  float factor;     // of the scaled row
+  uint32_t kind;
 };
 struct PlannedPair {
   RowSource sources[2];  // one vector
@@ -48,7 +48,7 @@ inline constexpr uint32_t kTilePrefix = 64;
 // next one or of an earlier window: what is computed for them is not used.
 struct __align__(16) WindowPlan {
   PlannedPair pairs[kWindow / 2 + kMaxPairsAhead + 1];
-  uint2 lookups[kWindow];                  // {sample | kLoneLookup, bits of the factor}
+  RowDestination lookups[kWindow];         // kEmitEach: kStoreFp32, kStore16Bits or kAddRow
   uint32_t first[kWindow + kTileLookups];  // of each prefix: slice of core 1, in bytes
   uint32_t second[kWindow + 1];            // and of core 2, in bytes | kNewSecond
   uint32_t unused;                         // see touch
@@ -197,15 +197,9 @@ __device__ __forceinline__ float factor_of(const LookupScale& scale) {
   return scaled(scale.weight, -(scale.exponents[0] + scale.exponents[1] + scale.exponents[2]));
 }
 
-// Where the row of the lane's id goes.
-struct RowTarget {
-  uint32_t kind;
-  RowDestination destination;
-};
-
-// Plans a window; `lookup` is the lane's, `groups` what group_window found. target(): the RowTarget
-// of the lane, called by all lanes; that of the first lane of each id counts. Called by whole
-// warps; the plan is complete after a __syncwarp.
+// Plans a window; `lookup` is the lane's, `groups` what group_window found. target(): where the row
+// of the lane goes, called by all lanes; the first lane of each id counts. Called by whole warps;
+// the plan is complete after a __syncwarp.
 template <typename Chain, typename Target>
 __device__ __forceinline__ void plan_window(WindowPlan& plan, const GroupedLookup& lookup,
                                             const WindowGroups& groups, const TiledFeature& feature,
@@ -238,7 +232,7 @@ __device__ __forceinline__ void plan_window(WindowPlan& plan, const GroupedLooku
   const int rows = __popc(groups.first_of_ids);
   const uint32_t third =
       feature.packed[2] * static_cast<uint32_t>(sizeof(__half)) + i3 * Chain::kThirdSlice;
-  const RowTarget row = target();
+  const RowDestination row = target();
   if ((groups.first_of_ids >> lane & 1) != 0) {
     const uint32_t place =
         x * Chain::kPrefix << 16 | first_of_tile << 8 |
@@ -247,11 +241,11 @@ __device__ __forceinline__ void plan_window(WindowPlan& plan, const GroupedLooku
                                                                                     : 0);
     plan.pairs[rank / 2].sources[rank % 2] = {
         third, place | (ids_before == 0 && x == 0 ? kFirstOfTile : 0)};
-    plan.pairs[rank / 2].destinations[rank % 2] = row.destination;
+    plan.pairs[rank / 2].destinations[rank % 2] = row;
     if (rank == rows - 1) {
       plan.pairs[rows / 2].sources[rows % 2] = {third,
                                                 (place & ~0xff00u) | prefixes << 8 | kPastEnd};
-      plan.pairs[rows / 2].destinations[rows % 2] = row.destination;
+      plan.pairs[rows / 2].destinations[rows % 2] = row;
     }
   }
   const int beyond = rows + 1 + lane;
