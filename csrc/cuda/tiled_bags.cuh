@@ -5,15 +5,9 @@
 
 #pragma once
 
-#include "tiled_runs.cuh"
+#include "tiled_chunks.cuh"
 
 namespace flowtt::cuda {
-
-constexpr int kPrepareThreads = 512;
-constexpr int kPrepareWarps = kPrepareThreads / 32;
-
-// The most lookups of a block's chunk.
-constexpr int kMaxChunk = 10 * kPrepareThreads;
 
 __device__ __forceinline__ int64_t bag_length(const BagBatch& batch, int64_t bag) {
   return load_index(batch.offsets, batch.offsets_are_int64, bag + 1) -

@@ -6,6 +6,9 @@
 
 namespace flowtt::cuda {
 
+// Tables of more rows take a slower way from an id to its digits.
+inline constexpr int64_t kMaxNarrowRows = int64_t{1} << 31;
+
 struct LookupDigits {
   uint32_t outer;  // as in GroupedLookup
   uint32_t i2;

@@ -56,7 +56,10 @@ TiledWorkspace place_workspace(const TiledPlan& plan, const PooledOutput& output
   workspace.factors = layout->take<float>(plan.has_factors ? plan.lookups_per_range : 0);
   workspace.sums =
       layout->take<float>(plan.has_sums ? plan.samples_per_range * output.row_stride : 0);
+  // One after the other: they are cleared together.
   workspace.control = layout->take<uint32_t>(kControlWords);
+  workspace.bin_counts = layout->take<uint32_t>(int64_t{plan.group.count} * kMaxTiledBins);
+  workspace.piece_arrivals = layout->take<uint32_t>(pieces);
   workspace.checkpoints = layout->take<char>(kCheckpointBytes);
   workspace.scratch = layout->take<char>((plan.disabled & kFusionDisabled) != 0
                                              ? kScratchBytesPerMultiprocessor * plan.multiprocessors
@@ -65,7 +68,14 @@ TiledWorkspace place_workspace(const TiledPlan& plan, const PooledOutput& output
   workspace.row_of_lookup = layout->take<uint2>(buffered);
   workspace.piece_sums = layout->take<float>(pieces * plan.buffered_row_elements);
   workspace.piece_bags = layout->take<uint2>(pieces);
-  workspace.piece_arrivals = layout->take<uint32_t>(pieces);
+  // Places are dead before anything else is written to these.
+  if (buffered > 0) {
+    workspace.places = reinterpret_cast<uint32_t*>(workspace.row_of_lookup);
+  } else if (plan.lookups_per_range * int64_t{sizeof(uint32_t)} <= kCheckpointBytes) {
+    workspace.places = static_cast<uint32_t*>(workspace.checkpoints);
+  } else {
+    workspace.places = layout->take<uint32_t>(plan.lookups_per_range);
+  }
   workspace.rows_per_block = plan.rows_per_block;
   workspace.buffered_row_elements = plan.buffered_row_elements;
   return workspace;

@@ -53,7 +53,7 @@ struct TiledPlan {
   int32_t buffered_row_elements;  // as in TiledWorkspace
   int32_t buffered_sharers;       // as in TiledRange
   int32_t multiprocessors;
-  bool dependent_launch;  // the device has programmatic dependent launch, and clusters
+  bool dependent_launch;  // the device has programmatic dependent launch
   bool has_factors;
   bool adds_to_sums;  // sums are not written once, by the pooling kernel
   bool has_sums;      // in the workspace

@@ -1,0 +1,142 @@
+// Which lookups a block sorts: a chunk of consecutive lookups of one feature. Two launches cut the
+// lookups in the same way.
+
+#pragma once
+
+#include "tiled_digits.cuh"
+#include "tiled_segments.cuh"
+
+namespace flowtt::cuda {
+
+constexpr int kPrepareThreads = 512;
+constexpr int kPrepareWarps = kPrepareThreads / 32;
+
+// The most lookups of a chunk that a thread sorts, kPrepareThreads apart.
+constexpr int kMaxItems = 4;
+constexpr int kMaxChunk = kMaxItems * kPrepareThreads;
+
+struct SortedChunk {
+  int32_t feature;      // of the group; -1: there is no such chunk
+  int32_t first;        // lookup of the range
+  int32_t count;        // 0 only for a call without lookups
+  int32_t begin;        // in the feature's lookups of the range
+  int32_t first_entry;  // of the feature
+  // If all bags of the feature's samples may have one length: this length, its reciprocal as in
+  // TiledRange, and how many of the samples' lookups are before the chunk's. Otherwise 0.
+  uint32_t bag_length;
+  uint32_t bag_reciprocal;
+  uint32_t skipped;
+};
+
+__device__ __forceinline__ int32_t count_chunks(int32_t lookups, int32_t chunk_shift) {
+  return (lookups + (1 << chunk_shift) - 1) >> chunk_shift;
+}
+
+// One of several features, by all lanes of a warp. Offsets out of order are reported by clear_bags;
+// here they only must not lead out of bounds, so every position is clamped.
+inline __device__ __noinline__ void find_chunk_of_group(SortedChunk& chunk, const TiledGroup& group,
+                                                        const BagBatch& batch,
+                                                        const TiledRange& range, int32_t number) {
+  const int32_t lane = static_cast<int32_t>(threadIdx.x % 32);
+  const int64_t bags = range.end_sample - range.first_sample;
+  int64_t lookups = 0;  // of the feature's samples, in the range or not
+  int64_t skipped = 0;  // of these, before the range
+  int32_t first = 0;
+  int32_t count = 0;
+  if (lane < group.count) {
+    const int64_t bag = group.features[lane].feature * batch.batch_size + range.first_sample;
+    const int64_t begin = load_index(batch.offsets, batch.offsets_are_int64, bag);
+    const int64_t end = load_index(batch.offsets, batch.offsets_are_int64, bag + bags);
+    const int64_t first_lookup = clamped(begin, range.first_lookup, range.end_lookup);
+    lookups = end - begin;
+    skipped = first_lookup - begin;
+    first = static_cast<int32_t>(first_lookup - range.first_lookup);
+    count = static_cast<int32_t>(clamped(end, first_lookup, range.end_lookup) - first_lookup);
+  }
+  const int32_t chunks = count_chunks(count, range.chunk_shift);
+  int32_t entries_up_to = count;
+  int32_t chunks_up_to = chunks;
+#pragma unroll
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const int32_t other_entries = __shfl_up_sync(kAllLanes, entries_up_to, offset);
+    const int32_t other_chunks = __shfl_up_sync(kAllLanes, chunks_up_to, offset);
+    if (lane >= offset) {
+      entries_up_to += other_entries;
+      chunks_up_to += other_chunks;
+    }
+  }
+  // Offsets out of order can make features overlap.
+  const bool overlap =
+      __shfl_sync(kAllLanes, entries_up_to, 31) > range.end_lookup - range.first_lookup;
+  const int feature = __ffs(__ballot_sync(kAllLanes, chunks_up_to > number)) - 1;
+  if (overlap || feature < 0) {
+    if (lane == 0) chunk.feature = -1;
+    return;
+  }
+  if (lane != feature) return;
+  uint32_t length = range.bag_length;
+  uint32_t reciprocal = range.bag_reciprocal;
+  if (length == 0 || bags * length != lookups) {
+    length = 0;
+    if (bags <= lookups && lookups < int64_t{1} << 31) {
+      const uint32_t quotient = static_cast<uint32_t>(lookups) / static_cast<uint32_t>(bags);
+      if (quotient * bags == lookups) length = quotient;
+      reciprocal = bag_reciprocal(quotient);
+    }
+  }
+  const int32_t begin = (number - (chunks_up_to - chunks)) << range.chunk_shift;
+  chunk.feature = feature;
+  chunk.first = first + begin;
+  chunk.count = min(count - begin, 1 << range.chunk_shift);
+  chunk.begin = begin;
+  chunk.first_entry = entries_up_to - count;
+  chunk.bag_length = length;
+  chunk.bag_reciprocal = reciprocal;
+  chunk.skipped = static_cast<uint32_t>(skipped + begin);
+}
+
+// Called by all threads; may have a barrier. shared: to pass the chunk from one thread to all.
+__device__ __forceinline__ SortedChunk find_chunk(SortedChunk& shared, const TiledGroup& group,
+                                                  const BagBatch& batch, const TiledRange& range,
+                                                  int32_t number) {
+  if (batch.num_features > 1 || range.end_sample - range.first_sample < batch.batch_size) {
+    if (threadIdx.x < 32) find_chunk_of_group(shared, group, batch, range, number);
+    __syncthreads();
+    return shared;
+  }
+  // The only feature has all lookups: nothing to wait for.
+  const int32_t begin = number << range.chunk_shift;
+  const int32_t lookups = static_cast<int32_t>(range.end_lookup - range.first_lookup);
+  SortedChunk chunk;
+  chunk.feature = 0;
+  chunk.first = chunk.begin = begin;
+  chunk.count = min(lookups - begin, 1 << range.chunk_shift);
+  chunk.first_entry = 0;
+  chunk.bag_length = range.bag_length;
+  chunk.bag_reciprocal = range.bag_reciprocal;
+  chunk.skipped = static_cast<uint32_t>(range.first_lookup + begin);
+  return chunk;
+}
+
+// Ids of a thread's lookups of a chunk; 0 beyond the `existing` ones from the first on.
+template <typename index_t, int kItems>
+__device__ __forceinline__ void load_ids(int64_t (&ids)[kItems], const index_t* indices,
+                                         int32_t existing) {
+#pragma unroll
+  for (int i = 0; i < kItems; ++i) {
+    ids[i] = i * kPrepareThreads < existing ? indices[i * kPrepareThreads] : 0;
+  }
+}
+
+// first: of the thread's lookups, in the call.
+template <int kItems>
+__device__ __forceinline__ void load_ids(int64_t (&ids)[kItems], const BagBatch& batch,
+                                         int64_t first, int32_t existing) {
+  if (batch.indices_are_int64) {
+    load_ids(ids, static_cast<const int64_t*>(batch.indices) + first, existing);
+  } else {
+    load_ids(ids, static_cast<const int32_t*>(batch.indices) + first, existing);
+  }
+}
+
+}  // namespace flowtt::cuda
