@@ -145,8 +145,8 @@ inline __device__ __noinline__ void mark_bags(BagMarks& marks, const BagBatch& b
 }
 
 // The sample of the chunk's lookup `item`, after mark_bags: as in GroupedLookup.
-inline __device__ __noinline__ uint32_t marked_sample(const BagMarks& marks, const BagBatch& batch,
-                                                      int32_t item) {
+__device__ __forceinline__ uint32_t marked_sample(const BagMarks& marks, const BagBatch& batch,
+                                                  int32_t item) {
   if (marks.searches()) {
     const int64_t bag = find_bag(batch.offsets, batch.offsets_are_int64, marks.bounds[0],
                                  marks.bounds[1], marks.first + item);
@@ -156,6 +156,15 @@ inline __device__ __noinline__ uint32_t marked_sample(const BagMarks& marks, con
   const uint32_t up_to = marks.starts[item / 32] & (0xffffffffu >> (31 - item % 32));
   const int32_t start = up_to != 0 ? (item & ~31) + 31 - __clz(up_to) : marks.last_start[item / 32];
   return marks.sample[max(start, 0)];
+}
+
+// The same for all lookups of a thread, kPrepareThreads apart from its number on.
+inline __device__ __noinline__ void find_marked_samples(uint32_t* samples, const BagMarks& marks,
+                                                        const BagBatch& batch, int32_t count) {
+#pragma unroll 1
+  for (int32_t item = threadIdx.x; item < count; item += kPrepareThreads) {
+    samples[item] = marked_sample(marks, batch, item);
+  }
 }
 
 }  // namespace flowtt::cuda

@@ -19,14 +19,17 @@ struct SortedChunk {
   int32_t feature;      // of the group; -1: there is no such chunk
   int32_t first;        // lookup of the range
   int32_t count;        // 0 only for a call without lookups
-  int32_t begin;        // in the feature's lookups of the range
-  int32_t first_entry;  // of the feature
+  int32_t first_entry;  // of the feature; of the chunk if the order of the lookups is kept
   // If all bags of the feature's samples may have one length: this length, its reciprocal as in
   // TiledRange, and how many of the samples' lookups are before the chunk's. Otherwise 0.
   uint32_t bag_length;
   uint32_t bag_reciprocal;
   uint32_t skipped;
 };
+
+__device__ __forceinline__ bool keeps_order(const TiledRange& range) {
+  return (range.disabled & kGroupingDisabled) != 0;
+}
 
 __device__ __forceinline__ int32_t count_chunks(int32_t lookups, int32_t chunk_shift) {
   return (lookups + (1 << chunk_shift) - 1) >> chunk_shift;
@@ -88,8 +91,7 @@ inline __device__ __noinline__ void find_chunk_of_group(SortedChunk& chunk, cons
   chunk.feature = feature;
   chunk.first = first + begin;
   chunk.count = min(count - begin, 1 << range.chunk_shift);
-  chunk.begin = begin;
-  chunk.first_entry = entries_up_to - count;
+  chunk.first_entry = entries_up_to - count + (keeps_order(range) ? begin : 0);
   chunk.bag_length = length;
   chunk.bag_reciprocal = reciprocal;
   chunk.skipped = static_cast<uint32_t>(skipped + begin);
@@ -109,9 +111,9 @@ __device__ __forceinline__ SortedChunk find_chunk(SortedChunk& shared, const Til
   const int32_t lookups = static_cast<int32_t>(range.end_lookup - range.first_lookup);
   SortedChunk chunk;
   chunk.feature = 0;
-  chunk.first = chunk.begin = begin;
+  chunk.first = begin;
   chunk.count = min(lookups - begin, 1 << range.chunk_shift);
-  chunk.first_entry = 0;
+  chunk.first_entry = keeps_order(range) ? begin : 0;
   chunk.bag_length = range.bag_length;
   chunk.bag_reciprocal = range.bag_reciprocal;
   chunk.skipped = static_cast<uint32_t>(range.first_lookup + begin);

@@ -7,7 +7,7 @@
 
 namespace flowtt::cuda {
 
-constexpr int32_t kMaxBagsPerPiece = 2 * kPrepareThreads;
+constexpr int32_t kMaxBagsPerPiece = kPrepareThreads;
 
 // How the bags of a launch are cut into pieces, a block's work each.
 struct ClearingPieces {
@@ -89,43 +89,33 @@ __device__ __forceinline__ void clear_warp_bags(const TiledFeature& feature, int
   }
 }
 
-// Checks the offsets of some bags, 32 a warp or twice as many.
-__device__ __forceinline__ void clear_bags(const TiledGroup& group, const BagBatch& batch,
-                                           const TiledRange& range, const TiledWorkspace& workspace,
-                                           const PooledOutput& output, const ClearingPieces& pieces,
-                                           int32_t piece) {
+// Checks the offsets of kPrepareThreads bags of one feature, or fewer, a thread each.
+inline __device__ __noinline__ void clear_bags(const TiledGroup& group, const BagBatch& batch,
+                                               const TiledRange& range,
+                                               const TiledWorkspace& workspace,
+                                               const PooledOutput& output,
+                                               const ClearingPieces& pieces, int32_t piece) {
   const int64_t samples = range.end_sample - range.first_sample;
   const int32_t f = piece / pieces.pieces_per_feature;
   const TiledFeature& feature = group.features[f];
   const int32_t bags_per_warp = pieces.bags_per_piece / kPrepareWarps;
+  const int32_t lane = threadIdx.x % 32;
   const int64_t first =
       static_cast<int64_t>(piece - f * pieces.pieces_per_feature) * pieces.bags_per_piece +
       threadIdx.x / 32 * bags_per_warp;
-  const int64_t end = min(first + bags_per_warp, samples);
-  const int64_t last_bag = batch.num_features * batch.batch_size - 1;
-  constexpr int kBags = kMaxBagsPerPiece / kPrepareThreads;
-  CheckedBag bags[kBags];
-#pragma unroll
-  for (int i = 0; i < kBags; ++i) {
-    const int64_t within = first + i * 32 + threadIdx.x % 32;
-    bags[i] = {within < end, 0, 0};
-    if (!bags[i].exists) continue;
-    const int64_t bag = feature.feature * batch.batch_size + range.first_sample + within;
-    bags[i].begin = load_index(batch.offsets, batch.offsets_are_int64, bag);
-    bags[i].end = load_index(batch.offsets, batch.offsets_are_int64, bag + 1);
-  }
-#pragma unroll
-  for (int i = 0; i < kBags; ++i) {
-    const int64_t sample = range.first_sample + first + i * 32;
-    if (bags[i].exists) {
-      const int64_t bag = feature.feature * batch.batch_size + sample + threadIdx.x % 32;
-      if (bags[i].begin < 0 || bags[i].begin > bags[i].end || bags[i].end > batch.nnz ||
-          (bag == 0 && bags[i].begin != 0) || (bag == last_bag && bags[i].end != batch.nnz)) {
-        trap_on_bad_bag(feature, sample + threadIdx.x % 32, bags[i].begin, bags[i].end, batch.nnz);
-      }
+  const int64_t sample = range.first_sample + first;
+  CheckedBag bag{lane < bags_per_warp && first + lane < samples, 0, 0};
+  if (bag.exists) {
+    const int64_t number = feature.feature * batch.batch_size + sample + lane;
+    bag.begin = load_index(batch.offsets, batch.offsets_are_int64, number);
+    bag.end = load_index(batch.offsets, batch.offsets_are_int64, number + 1);
+    const int64_t last = batch.num_features * batch.batch_size - 1;
+    if (bag.begin < 0 || bag.begin > bag.end || bag.end > batch.nnz ||
+        (number == 0 && bag.begin != 0) || (number == last && bag.end != batch.nnz)) {
+      trap_on_bad_bag(feature, sample + lane, bag.begin, bag.end, batch.nnz);
     }
-    clear_warp_bags(feature, f, range, workspace, output, pieces.clears_sums, sample, bags[i]);
   }
+  clear_warp_bags(feature, f, range, workspace, output, pieces.clears_sums, sample, bag);
 }
 
 }  // namespace flowtt::cuda

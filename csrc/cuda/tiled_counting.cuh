@@ -63,8 +63,8 @@ __device__ __forceinline__ void count_chunk(CountingScratch& scratch, const Tile
   load_ids(ids, batch, first, existing);
   bool is_bad = false;
   uint32_t bins[kMaxItems];
+  const IdSplitter splitter(feature);
   if (feature.num_embeddings <= kMaxNarrowRows) {
-    const IdSplitter splitter(feature);
     const uint32_t num_embeddings = static_cast<uint32_t>(feature.num_embeddings);
 #pragma unroll
     for (int i = 0; i < kMaxItems; ++i) {
@@ -78,7 +78,7 @@ __device__ __forceinline__ void count_chunk(CountingScratch& scratch, const Tile
     for (int i = 0; i < kMaxItems; ++i) {
       if (i * kPrepareThreads >= chunk.count) break;
       is_bad |= ids[i] < 0 || ids[i] >= feature.num_embeddings;
-      bins[i] = split_wide(feature, static_cast<uint64_t>(ids[i])).bin;
+      bins[i] = splitter.split_wide(static_cast<uint64_t>(ids[i])).bin;
     }
   }
   if (is_bad) {

@@ -41,6 +41,7 @@ __global__ void __launch_bounds__(kPrepareThreads, kPrepareBlocksPerMultiprocess
     count_chunk(scratch.counting, group, batch, range, workspace, block);
   } else {
     const int32_t packing = static_cast<int32_t>(gridDim.x) - counting;
+#pragma unroll 1
     for (int32_t piece = block - counting; piece < packing_pieces; piece += packing) {
       pack_piece<Packing>(group, workspace, scratch.packing, piece);
     }

@@ -12,7 +12,10 @@ namespace flowtt::cuda {
 
 // In shared memory.
 struct ScatterScratch {
-  alignas(16) uint32_t starts[kMaxTiledBins];  // of the bins, in the feature's entries
+  union {
+    alignas(16) uint32_t starts[kMaxTiledBins];  // of the bins, in the feature's entries
+    uint32_t samples[kMaxChunk];                 // before that, of a chunk of unequal bags
+  };
   uint32_t warp_sums[kPrepareWarps];
   SortedChunk chunk;
   BagMarks marks;
@@ -68,8 +71,8 @@ __device__ __forceinline__ bool confirm_bags(const EqualBags& bags, const offset
   return confirmed;
 }
 
-// Finds out whether the bags of all lookups of the chunk are of one length, and marks the chunk's
-// bags if not. Called by all threads; has barriers.
+// Finds out whether the bags of all lookups of the chunk are of one length, and the samples of the
+// thread's own lookups if not. Called by all threads; has barriers.
 template <int kItems>
 __device__ __forceinline__ bool find_bags(ScatterScratch& scratch, const SortedChunk& chunk,
                                           const TiledGroup& group, const BagBatch& batch,
@@ -89,6 +92,7 @@ __device__ __forceinline__ bool find_bags(ScatterScratch& scratch, const SortedC
   }
   if (__syncthreads_and(confirmed)) return true;
   mark_bags(scratch.marks, batch, first_bag, range, range.first_lookup + chunk.first, chunk.count);
+  find_marked_samples(scratch.samples, scratch.marks, batch, chunk.count);
   return false;
 }
 
@@ -100,7 +104,7 @@ __device__ __forceinline__ uint32_t find_sample(const ScatterScratch& scratch,
   if (batch.pooling_mode == PoolingMode::kNone) {
     return static_cast<uint32_t>(range.first_lookup + chunk.first + item) | kLoneLookup;
   }
-  if (!equal_bags) return marked_sample(scratch.marks, batch, item);
+  if (!equal_bags) return scratch.samples[item];
   const EqualBags bags(chunk);
   return (static_cast<uint32_t>(range.first_sample) + bags.bag_of(item)) |
          (bags.length == 1 ? kLoneLookup : 0);
@@ -140,7 +144,7 @@ __device__ __forceinline__ void scatter_chunk(ScatterScratch& scratch, const Til
   for (int i = 0; i < kItems; ++i) {
     if (i * kPrepareThreads < existing) {
       const int32_t item = static_cast<int32_t>(i * kPrepareThreads + threadIdx.x);
-      digits[i] = is_wide ? split_wide(feature, static_cast<uint64_t>(ids[i]))
+      digits[i] = is_wide ? splitter.split_wide(static_cast<uint64_t>(ids[i]))
                           : splitter.split(static_cast<uint32_t>(ids[i]));
       samples[i] = find_sample(scratch, chunk, equal_bags, batch, range, item);
       if (workspace.factors != nullptr) {
@@ -150,16 +154,17 @@ __device__ __forceinline__ void scatter_chunk(ScatterScratch& scratch, const Til
   }
   wait_for_previous_kernel();
   uint32_t entries[kItems];
-  if ((range.disabled & kGroupingDisabled) != 0) {
+  if (keeps_order(range)) {
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
-      entries[i] = chunk.first_entry + chunk.begin + i * kPrepareThreads + threadIdx.x;
+      entries[i] = chunk.first_entry + i * kPrepareThreads + threadIdx.x;
     }
   } else {
-    const uint32_t* const places = workspace.places + chunk.first + threadIdx.x;
+    const uint32_t position = static_cast<uint32_t>(chunk.first) + threadIdx.x;
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
-      entries[i] = i * kPrepareThreads < existing ? places[i * kPrepareThreads] : 0;
+      entries[i] =
+          i * kPrepareThreads < existing ? workspace.places[position + i * kPrepareThreads] : 0;
     }
     find_starts(scratch, workspace.bin_counts + chunk.feature * kMaxTiledBins);
 #pragma unroll
@@ -182,15 +187,13 @@ __device__ __forceinline__ void scatter_chunk(ScatterScratch& scratch, const Til
 
 // The grid: `scattering` blocks, then one a piece of clearing. kItems: lookups of a thread.
 template <int kItems>
-__global__ void __launch_bounds__(kPrepareThreads, kItems == 1   ? 4
-                                                   : kItems == 2 ? 3
-                                                                 : 2)
+__global__ void __launch_bounds__(kPrepareThreads, kItems == 1 ? 4 : 2)
     tiled_scatter_kernel(const __grid_constant__ TiledGroup group,
                          const __grid_constant__ BagBatch batch,
                          const __grid_constant__ TiledRange range,
                          const __grid_constant__ TiledWorkspace workspace,
-                         const __grid_constant__ PooledOutput output, ClearingPieces pieces,
-                         int32_t scattering) {
+                         const __grid_constant__ PooledOutput output,
+                         const __grid_constant__ ClearingPieces pieces, int32_t scattering) {
   __shared__ ScatterScratch scratch;
   allow_dependent_launch();
   const int32_t block = static_cast<int32_t>(blockIdx.x);
