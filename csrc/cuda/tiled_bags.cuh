@@ -158,13 +158,4 @@ __device__ __forceinline__ uint32_t marked_sample(const BagMarks& marks, const B
   return marks.sample[max(start, 0)];
 }
 
-// The same for all lookups of a thread, kPrepareThreads apart from its number on.
-inline __device__ __noinline__ void find_marked_samples(uint32_t* samples, const BagMarks& marks,
-                                                        const BagBatch& batch, int32_t count) {
-#pragma unroll 1
-  for (int32_t item = threadIdx.x; item < count; item += kPrepareThreads) {
-    samples[item] = marked_sample(marks, batch, item);
-  }
-}
-
 }  // namespace flowtt::cuda

@@ -3,6 +3,8 @@
 
 #pragma once
 
+#include <cstdio>
+
 #include "tiled_chunks.cuh"
 
 namespace flowtt::cuda {
@@ -11,6 +13,7 @@ constexpr int32_t kMaxBagsPerPiece = kPrepareThreads;
 
 // How the bags of a launch are cut into pieces, a block's work each.
 struct ClearingPieces {
+  int32_t count;
   int32_t pieces_per_feature;
   int32_t bags_per_piece;  // a multiple of kPrepareWarps
   bool clears_sums;

@@ -1,7 +1,5 @@
-// The first half of the counting sort: how many lookups each bin has, and the place of every lookup
-// within its bin. A block counts its chunk in shared memory, then adds each count to the bin's
-// counter in device memory, which answers with the place of the block's first lookup of the bin:
-// one atomic for each block and bin, however many lookups share the bin.
+// The first launch of the preparation: how many lookups of each chunk each bin has. Beside it, what
+// later kernels count in is cleared.
 
 #pragma once
 
@@ -10,13 +8,6 @@
 #include "tiled_chunks.cuh"
 
 namespace flowtt::cuda {
-
-// In shared memory.
-struct CountingScratch {
-  // The block's lookups of each bin, then the place of the first of them within the bin.
-  alignas(16) uint32_t bins[kMaxTiledBins];
-  SortedChunk chunk;
-};
 
 // For one thread alone.
 inline __device__ __noinline__ void trap_on_bad_lookup(const TiledFeature& feature,
@@ -39,78 +30,72 @@ inline __device__ __noinline__ void find_bad_lookup(const TiledFeature& feature,
   }
 }
 
-// Called by all threads; the bins may be used after the next barrier.
-__device__ __forceinline__ void clear_bins(CountingScratch& scratch) {
-  uint4* words = reinterpret_cast<uint4*>(scratch.bins);
+// Counts the lookups of the chunk, a batch at a time.
+__device__ __forceinline__ void count_lookups(uint32_t* bins, const SortedChunk& chunk,
+                                              const TiledFeature& feature, const BagBatch& batch,
+                                              const TiledRange& range) {
+  const IdSplitter splitter(feature);
+  const int64_t first = range.first_lookup + chunk.first + threadIdx.x;
+  bool is_bad = false;
+#pragma unroll 1
+  for (int32_t base = 0; base < chunk.count; base += kBatch * kPrepareThreads) {
+    const int32_t existing = chunk.count - base - static_cast<int32_t>(threadIdx.x);
+    int64_t ids[kBatch];
+    load_ids(ids, batch, first + base, existing);
 #pragma unroll
-  for (int i = 0; i < kMaxTiledBins / 4 / kPrepareThreads; ++i) {
-    words[i * kPrepareThreads + threadIdx.x] = make_uint4(0, 0, 0, 0);
+    for (int i = 0; i < kBatch; ++i) {
+      if (i * kPrepareThreads >= existing) break;
+      const bool exists = has_row(feature, ids[i]);
+      is_bad |= !exists;
+      atomicAdd(&bins[splitter.split_any(exists ? ids[i] : 0).bin], 1u);
+    }
   }
+  if (is_bad)
+    find_bad_lookup(feature, batch, first, range.first_lookup + chunk.first + chunk.count);
 }
 
-// Counts chunk `number`. Called by all threads of a block. Waits for the previous kernel, which
-// clears the counters, only when it needs them.
-__device__ __forceinline__ void count_chunk(CountingScratch& scratch, const TiledGroup& group,
-                                            const BagBatch& batch, const TiledRange& range,
-                                            const TiledWorkspace& workspace, int32_t number) {
-  clear_bins(scratch);
-  const SortedChunk chunk = find_chunk(scratch.chunk, group, batch, range, number);
-  if (chunk.feature < 0) return;
-  const TiledFeature& feature = group.features[chunk.feature];
-  const int32_t existing = chunk.count - static_cast<int32_t>(threadIdx.x);
-  const int64_t first = range.first_lookup + chunk.first + threadIdx.x;
-  int64_t ids[kMaxItems];
-  load_ids(ids, batch, first, existing);
-  bool is_bad = false;
-  uint32_t bins[kMaxItems];
-  const IdSplitter splitter(feature);
-  if (feature.num_embeddings <= kMaxNarrowRows) {
-    const uint32_t num_embeddings = static_cast<uint32_t>(feature.num_embeddings);
+// The grid: a block for each chunk, and one that clears. cleared: words that are to be zeros.
+__global__ void __launch_bounds__(kPrepareThreads, 3)
+    tiled_count_kernel(const __grid_constant__ TiledGroup group,
+                       const __grid_constant__ BagBatch batch,
+                       const __grid_constant__ TiledRange range,
+                       const __grid_constant__ TiledWorkspace workspace, uint4* cleared,
+                       int32_t cleared_vectors) {
+  __shared__ uint4 bins[kMaxTiledBins / 4];
+  __shared__ SortedChunk shared_chunk;
+  constexpr int kVectors = kMaxTiledBins / 4 / kPrepareThreads;  // of a thread
 #pragma unroll
-    for (int i = 0; i < kMaxItems; ++i) {
-      // The same for all threads: small chunks skip the rest.
-      if (i * kPrepareThreads >= chunk.count) break;
-      is_bad |= static_cast<uint64_t>(ids[i]) >= num_embeddings;
-      bins[i] = splitter.split(static_cast<uint32_t>(ids[i])).bin;
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < kMaxItems; ++i) {
-      if (i * kPrepareThreads >= chunk.count) break;
-      is_bad |= ids[i] < 0 || ids[i] >= feature.num_embeddings;
-      bins[i] = splitter.split_wide(static_cast<uint64_t>(ids[i])).bin;
-    }
+  for (int i = 0; i < kVectors; ++i) {
+    bins[i * kPrepareThreads + threadIdx.x] = make_uint4(0, 0, 0, 0);
   }
-  if (is_bad) {
-    find_bad_lookup(feature, batch, first, range.first_lookup + chunk.first + chunk.count);
-  }
-  __syncthreads();
-  uint32_t ranks[kMaxItems];  // within the block and the bin
-#pragma unroll
-  for (int i = 0; i < kMaxItems; ++i) {
-    if (i * kPrepareThreads < existing) ranks[i] = atomicAdd(&scratch.bins[bins[i]], 1u);
-  }
-  __syncthreads();
   wait_for_previous_kernel();
-  uint32_t* const counters = workspace.bin_counts + chunk.feature * kMaxTiledBins;
-  uint32_t starts[kMaxItems];
-#pragma unroll
-  for (int i = 0; i < kMaxItems; ++i) {
-    if (i * kPrepareThreads < existing && ranks[i] == 0) {
-      starts[i] = atomicAdd(counters + bins[i], scratch.bins[bins[i]]);
+  // Only now: the next kernels read indices and offsets before they wait, and kernels ahead of the
+  // call may have written them.
+  allow_dependent_launch();
+  const int32_t number = static_cast<int32_t>(blockIdx.x);
+  if (number == static_cast<int32_t>(gridDim.x) - 1) {
+#pragma unroll 1
+    for (int32_t i = threadIdx.x; i < cleared_vectors; i += kPrepareThreads) {
+      cleared[i] = make_uint4(0, 0, 0, 0);
     }
+    return;
   }
-#pragma unroll
-  for (int i = 0; i < kMaxItems; ++i) {
-    if (i * kPrepareThreads < existing && ranks[i] == 0) scratch.bins[bins[i]] = starts[i];
-  }
+  const SortedChunk chunk = find_chunk(shared_chunk, group, batch, range, number);
+  if (chunk.feature < 0) return;
   __syncthreads();
-  uint32_t* const places = workspace.places + chunk.first + threadIdx.x;
+  const TiledFeature& feature = group.features[chunk.feature];
+  count_lookups(reinterpret_cast<uint32_t*>(bins), chunk, feature, batch, range);
+  __syncthreads();
+  uint4* const row =
+      reinterpret_cast<uint4*>(workspace.bin_starts + static_cast<int64_t>(number) * kMaxTiledBins);
 #pragma unroll
-  for (int i = 0; i < kMaxItems; ++i) {
-    if (i * kPrepareThreads < existing) {
-      places[i * kPrepareThreads] = scratch.bins[bins[i]] + ranks[i];
-    }
+  for (int i = 0; i < kVectors; ++i) {
+    const int32_t vector = i * kPrepareThreads + static_cast<int32_t>(threadIdx.x);
+    const uint4 count = bins[vector];
+    row[vector] = count;
+    static_assert(kSummedBins == 4 * 32);
+    const uint32_t sum = __reduce_add_sync(kAllLanes, count.x + count.y + count.z + count.w);
+    if (threadIdx.x % 32 == 0) workspace.bin_sums[number * kBinSums + vector / 32] = sum;
   }
 }
 

@@ -1,11 +1,11 @@
-// The middle launch of the preparation: some blocks count lookups, the others pack cores. None
-// waits for another.
+// The last launch of the preparation: some blocks write lookups to their places, the others check
+// offsets, clear what will be added to, and pack cores. None waits for another.
 
 #pragma once
 
-#include "tiled_counting.cuh"
-#include "tiled_forward.h"
+#include "tiled_clearing.cuh"
 #include "tiled_packing.cuh"
+#include "tiled_scatter.cuh"
 
 namespace flowtt::cuda {
 
@@ -20,33 +20,41 @@ __device__ __forceinline__ void pack_piece(const TiledGroup& group, const TiledW
   Packing::pack(feature, workspace, scratch, piece - feature.first_pack_block);
 }
 
-template <typename Packing>
-union PrepareScratch {
-  CountingScratch counting;
-  typename Packing::Scratch packing;
+// The grid: a block for each chunk, then the others, which take pieces of work in turn.
+struct PrepareBlocks {
+  int32_t scattering;
+  int32_t packing_pieces;
+  ClearingPieces clearing;
 };
 
-// The grid: `counting` blocks, then those that take pieces of packing in turn.
 template <typename Packing>
 __global__ void __launch_bounds__(kPrepareThreads, kPrepareBlocksPerMultiprocessor)
     tiled_prepare_kernel(const __grid_constant__ TiledGroup group,
                          const __grid_constant__ BagBatch batch,
                          const __grid_constant__ TiledRange range,
-                         const __grid_constant__ TiledWorkspace workspace, int32_t counting,
-                         int32_t packing_pieces) {
-  __shared__ PrepareScratch<Packing> scratch;
+                         const __grid_constant__ TiledWorkspace workspace,
+                         const __grid_constant__ PooledOutput output,
+                         const __grid_constant__ PrepareBlocks blocks) {
+  extern __shared__ __align__(16) char shared[];
   allow_dependent_launch();
   const int32_t block = static_cast<int32_t>(blockIdx.x);
-  if (block < counting) {
-    count_chunk(scratch.counting, group, batch, range, workspace, block);
+  if (block < blocks.scattering) {
+    scatter_chunk(*reinterpret_cast<ScatterScratch*>(shared), group, batch, range, workspace,
+                  block);
   } else {
-    const int32_t packing = static_cast<int32_t>(gridDim.x) - counting;
-#pragma unroll 1
-    for (int32_t piece = block - counting; piece < packing_pieces; piece += packing) {
-      pack_piece<Packing>(group, workspace, scratch.packing, piece);
+    auto& scratch = *reinterpret_cast<typename Packing::Scratch*>(shared);
+    const int32_t others = static_cast<int32_t>(gridDim.x) - blocks.scattering;
+    for (int32_t piece = block - blocks.scattering;
+         piece < blocks.packing_pieces + blocks.clearing.count; piece += others) {
+      if (piece < blocks.packing_pieces) {
+        pack_piece<Packing>(group, workspace, scratch, piece);
+      } else {
+        clear_bags(group, batch, range, workspace, output, blocks.clearing,
+                   piece - blocks.packing_pieces);
+      }
     }
   }
-  // The end of this launch is to mean the end of the one before.
+  // The end of this launch is to mean the end of those before.
   wait_for_previous_kernel();
 }
 

@@ -1,44 +1,50 @@
-// How the preparation is launched: what needs zeros is cleared, lookups are counted while cores are
-// packed, and lookups are written to their places.
+// How the preparation is launched: after the two launches of tiled_sort.cu one that does the rest.
 
 #pragma once
 
 #include <algorithm>
 
+#include "tiled_chunk_sizes.h"
 #include "tiled_kernel_launch.cuh"
 #include "tiled_prepare.cuh"
 
 namespace flowtt::cuda {
 
-// Defined in tiled_sort.cu.
-int32_t choose_chunk_shift(const TiledLaunch& launch);
-int32_t count_sorting_blocks(const TiledLaunch& launch);
-cudaError_t launch_clear(const TiledLaunch& launch);
-cudaError_t launch_scatter(const TiledLaunch& launch);
+constexpr int64_t kMaxClearingPieces = 64;
 
 template <typename Packing>
-cudaError_t launch_prepare(const TiledLaunch& call) {
-  TiledRange range = call.range;
-  range.chunk_shift = choose_chunk_shift(call);
-  const TiledLaunch launch{call.plan,        call.batch,     range,
-                           call.workspace,   call.output,    call.packs_cores,
-                           call.clears_sums, call.ends_sums, call.stream};
-  cudaError_t error = launch_clear(launch);
+cudaError_t launch_prepare(const TiledLaunch& launch) {
+  constexpr auto kernel = tiled_prepare_kernel<Packing>;
+  cudaError_t error = launch_sort(launch);
   if (error != cudaSuccess) return error;
-  const int32_t counting = count_sorting_blocks(launch);
-  const int32_t pieces = launch.packs_cores ? launch.plan.group.pack_blocks : 0;
-  // As many packing blocks as fit beside those that count.
+  const TiledRange& range = launch.range;
+  const TiledGroup& group = launch.plan.group;
+  const int64_t samples = range.end_sample - range.first_sample;
+  const int64_t bags_per_piece = std::clamp<int64_t>(
+      samples * group.count / kMaxClearingPieces / kPrepareWarps * kPrepareWarps, kPrepareWarps,
+      kMaxBagsPerPiece);
+  PrepareBlocks blocks{};
+  blocks.scattering = max_chunks(launch);
+  blocks.packing_pieces = launch.packs_cores ? group.pack_blocks : 0;
+  blocks.clearing.pieces_per_feature =
+      static_cast<int32_t>((samples + bags_per_piece - 1) / bags_per_piece);
+  blocks.clearing.count = group.count * blocks.clearing.pieces_per_feature;
+  blocks.clearing.bags_per_piece = static_cast<int32_t>(bags_per_piece);
+  blocks.clearing.clears_sums = launch.clears_sums;
+  // As many other blocks as fit beside those that scatter.
   const int32_t multiprocessors = launch.plan.multiprocessors;
-  const int32_t packing =
-      std::min(pieces, std::max(kPrepareBlocksPerMultiprocessor * multiprocessors - counting,
-                                (multiprocessors + 1) / 2));
-  if (counting + packing > 0) {
-    error = launch_kernel(tiled_prepare_kernel<Packing>, counting + packing, kPrepareThreads, 0,
-                          launch.plan.dependent_launch, launch.stream, launch.plan.group,
-                          launch.batch, range, launch.workspace, counting, pieces);
-    if (error != cudaSuccess) return error;
-  }
-  return launch_scatter(launch);
+  const int32_t others =
+      std::min(blocks.packing_pieces + blocks.clearing.count,
+               std::max(kPrepareBlocksPerMultiprocessor * multiprocessors - blocks.scattering,
+                        (multiprocessors + 1) / 2));
+  const size_t shared_bytes =
+      std::max(ScatterScratch::bytes(range.chunk_shift), sizeof(typename Packing::Scratch));
+  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               static_cast<int>(shared_bytes));
+  if (error != cudaSuccess) return error;
+  return launch_kernel(kernel, blocks.scattering + others, kPrepareThreads, shared_bytes,
+                       launch.plan.dependent_launch, launch.stream, group, launch.batch, range,
+                       launch.workspace, launch.output, blocks);
 }
 
 }  // namespace flowtt::cuda
