@@ -31,6 +31,7 @@ inline __device__ __noinline__ void find_bad_lookup(const TiledFeature& feature,
 }
 
 // Counts the lookups of the chunk, a batch at a time.
+template <bool kWide>
 __device__ __forceinline__ void count_lookups(uint32_t* bins, const SortedChunk& chunk,
                                               const TiledFeature& feature, const BagBatch& batch,
                                               const TiledRange& range) {
@@ -47,7 +48,7 @@ __device__ __forceinline__ void count_lookups(uint32_t* bins, const SortedChunk&
       if (i * kPrepareThreads >= existing) break;
       const bool exists = has_row(feature, ids[i]);
       is_bad |= !exists;
-      atomicAdd(&bins[splitter.split_any(exists ? ids[i] : 0).bin], 1u);
+      atomicAdd(&bins[splitter.split_id<kWide>(exists ? ids[i] : 0).bin], 1u);
     }
   }
   if (is_bad)
@@ -84,7 +85,12 @@ __global__ void __launch_bounds__(kPrepareThreads, 3)
   if (chunk.feature < 0) return;
   __syncthreads();
   const TiledFeature& feature = group.features[chunk.feature];
-  count_lookups(reinterpret_cast<uint32_t*>(bins), chunk, feature, batch, range);
+  uint32_t* const counts = reinterpret_cast<uint32_t*>(bins);
+  if (feature.num_embeddings > kMaxNarrowRows) {
+    count_lookups<true>(counts, chunk, feature, batch, range);
+  } else {
+    count_lookups<false>(counts, chunk, feature, batch, range);
+  }
   __syncthreads();
   uint4* const row =
       reinterpret_cast<uint4*>(workspace.bin_starts + static_cast<int64_t>(number) * kMaxTiledBins);

@@ -34,11 +34,16 @@ class IdSplitter {
         second_(divisor(feature, 1)),
         bin_shift_(feature.bin_shift),
         bin_split_(feature.bin_split),
-        minor_scale_(feature.minor_scale),
-        is_wide_(feature.num_embeddings > kMaxNarrowRows) {}
+        minor_scale_(feature.minor_scale) {}
 
-  __device__ __forceinline__ LookupDigits split_any(int64_t id) const {
-    return is_wide_ ? split_wide(static_cast<uint64_t>(id)) : split(static_cast<uint32_t>(id));
+  // kWide: of a table of more than kMaxNarrowRows.
+  template <bool kWide>
+  __device__ __forceinline__ LookupDigits split_id(int64_t id) const {
+    if constexpr (kWide) {
+      return split_wide(static_cast<uint64_t>(id));
+    } else {
+      return split(static_cast<uint32_t>(id));
+    }
   }
 
   // Of ids below 2^31.
@@ -80,7 +85,6 @@ class IdSplitter {
   uint32_t bin_shift_;
   uint32_t bin_split_;
   uint32_t minor_scale_;
-  bool is_wide_;
 };
 
 }  // namespace flowtt::cuda

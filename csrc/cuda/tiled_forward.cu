@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "tiled_chunk_sizes.h"
+#include "tiled_sort.h"
 #include "tiled_tilings.h"
 
 namespace flowtt::cuda {

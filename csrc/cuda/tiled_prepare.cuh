@@ -1,11 +1,10 @@
-// The last launch of the preparation: some blocks write lookups to their places, the others check
-// offsets, clear what will be added to, and pack cores. None waits for another.
+// The second launch of the preparation: some blocks find where the bins of each chunk start, the
+// others pack cores. None waits for another.
 
 #pragma once
 
-#include "tiled_clearing.cuh"
 #include "tiled_packing.cuh"
-#include "tiled_scatter.cuh"
+#include "tiled_starts.cuh"
 
 namespace flowtt::cuda {
 
@@ -20,41 +19,33 @@ __device__ __forceinline__ void pack_piece(const TiledGroup& group, const TiledW
   Packing::pack(feature, workspace, scratch, piece - feature.first_pack_block);
 }
 
-// The grid: a block for each chunk, then the others, which take pieces of work in turn.
-struct PrepareBlocks {
-  int32_t scattering;
-  int32_t packing_pieces;
-  ClearingPieces clearing;
+template <typename Packing>
+union PrepareScratch {
+  StartsScratch starts;
+  typename Packing::Scratch packing;
 };
 
+// The grid: `starting` blocks that find starts, then those that take pieces of packing in turn.
 template <typename Packing>
 __global__ void __launch_bounds__(kPrepareThreads, kPrepareBlocksPerMultiprocessor)
     tiled_prepare_kernel(const __grid_constant__ TiledGroup group,
                          const __grid_constant__ BagBatch batch,
                          const __grid_constant__ TiledRange range,
-                         const __grid_constant__ TiledWorkspace workspace,
-                         const __grid_constant__ PooledOutput output,
-                         const __grid_constant__ PrepareBlocks blocks) {
-  extern __shared__ __align__(16) char shared[];
+                         const __grid_constant__ TiledWorkspace workspace, int32_t starting,
+                         int32_t packing_pieces) {
+  __shared__ PrepareScratch<Packing> scratch;
   allow_dependent_launch();
   const int32_t block = static_cast<int32_t>(blockIdx.x);
-  if (block < blocks.scattering) {
-    scatter_chunk(*reinterpret_cast<ScatterScratch*>(shared), group, batch, range, workspace,
-                  block);
-  } else {
-    auto& scratch = *reinterpret_cast<typename Packing::Scratch*>(shared);
-    const int32_t others = static_cast<int32_t>(gridDim.x) - blocks.scattering;
-    for (int32_t piece = block - blocks.scattering;
-         piece < blocks.packing_pieces + blocks.clearing.count; piece += others) {
-      if (piece < blocks.packing_pieces) {
-        pack_piece<Packing>(group, workspace, scratch, piece);
-      } else {
-        clear_bags(group, batch, range, workspace, output, blocks.clearing,
-                   piece - blocks.packing_pieces);
-      }
-    }
+  if (block < starting) {
+    find_starts(scratch.starts, group, batch, range, workspace, block);
+    return;
   }
-  // The end of this launch is to mean the end of those before.
+  const int32_t packing = static_cast<int32_t>(gridDim.x) - starting;
+#pragma unroll 1
+  for (int32_t piece = block - starting; piece < packing_pieces; piece += packing) {
+    pack_piece<Packing>(group, workspace, scratch.packing, piece);
+  }
+  // The end of this launch is to mean the end of the one before.
   wait_for_previous_kernel();
 }
 

@@ -1,10 +1,11 @@
-// Writes every lookup of a chunk to its place. What needs nothing of the launches before is done
-// before waiting for them, and kept in shared memory.
+// The last launch of the preparation: every lookup is written to its place. What needs nothing of
+// the launches before is done before waiting for them, and kept in shared memory.
 
 #pragma once
 
 #include "lookup_checks.cuh"
 #include "tiled_bags.cuh"
+#include "tiled_clearing.cuh"
 
 namespace flowtt::cuda {
 
@@ -88,7 +89,9 @@ __device__ __forceinline__ float find_factor(const SortedChunk& chunk, const Til
   return weight / static_cast<float>(length);
 }
 
-// Takes apart the ids of the chunk, finds the samples, and numbers the lookups of each bin.
+// Takes apart the ids of the chunk, finds the samples, and numbers the lookups of each bin. Returns
+// whether bags are of one length.
+template <bool kWide>
 __device__ __forceinline__ bool stage_lookups(ScatterScratch& scratch, const SortedChunk& chunk,
                                               const TiledGroup& group, const BagBatch& batch,
                                               const TiledRange& range) {
@@ -105,7 +108,7 @@ __device__ __forceinline__ bool stage_lookups(ScatterScratch& scratch, const Sor
       const int32_t item = base + i * kPrepareThreads;
       if (item >= chunk.count) break;
       // The launch that counts reports ids without a row, but maybe later.
-      const LookupDigits digits = splitter.split_any(has_row(feature, ids[i]) ? ids[i] : 0);
+      const LookupDigits digits = splitter.split_id<kWide>(has_row(feature, ids[i]) ? ids[i] : 0);
       const uint32_t rank = atomicAdd(&scratch.bins[digits.bin], 1u);
       scratch.lookups[item] = make_uint4(
           digits.outer, digits.i2, find_sample(scratch, chunk, equal_bags, batch, range, item),
@@ -128,8 +131,10 @@ __device__ __forceinline__ void scatter_chunk(ScatterScratch& scratch, const Til
   }
   const SortedChunk chunk = find_chunk(scratch.chunk, group, batch, range, number);
   if (chunk.feature < 0) return;
-  const bool equal_bags = stage_lookups(scratch, chunk, group, batch, range);
   const TiledFeature& feature = group.features[chunk.feature];
+  const bool equal_bags = feature.num_embeddings > kMaxNarrowRows
+                              ? stage_lookups<true>(scratch, chunk, group, batch, range)
+                              : stage_lookups<false>(scratch, chunk, group, batch, range);
   const bool sorts = !keeps_order(range);
   const uint32_t* const starts =
       workspace.bin_starts + static_cast<int64_t>(number) * kMaxTiledBins;
@@ -160,6 +165,31 @@ __device__ __forceinline__ void scatter_chunk(ScatterScratch& scratch, const Til
       }
     }
   }
+}
+
+// The grid: `scattering` blocks, a chunk each, then those that take pieces of clearing in turn.
+__global__ void __launch_bounds__(kPrepareThreads, 3)
+    tiled_scatter_kernel(const __grid_constant__ TiledGroup group,
+                         const __grid_constant__ BagBatch batch,
+                         const __grid_constant__ TiledRange range,
+                         const __grid_constant__ TiledWorkspace workspace,
+                         const __grid_constant__ PooledOutput output,
+                         const __grid_constant__ ClearingPieces pieces, int32_t scattering) {
+  extern __shared__ __align__(16) char shared[];
+  allow_dependent_launch();
+  const int32_t block = static_cast<int32_t>(blockIdx.x);
+  if (block < scattering) {
+    scatter_chunk(*reinterpret_cast<ScatterScratch*>(shared), group, batch, range, workspace,
+                  block);
+  } else {
+    const int32_t clearing = static_cast<int32_t>(gridDim.x) - scattering;
+#pragma unroll 1
+    for (int32_t piece = block - scattering; piece < pieces.count; piece += clearing) {
+      clear_bags(group, batch, range, workspace, output, pieces, piece);
+    }
+  }
+  // The end of this launch is to mean the end of those before.
+  wait_for_previous_kernel();
 }
 
 }  // namespace flowtt::cuda

@@ -1,23 +1,21 @@
-// The second launch of the preparation: from the counts of all chunks of a feature to the place of
-// each chunk's first lookup of each bin, in the feature's entries. Places are exact: no bin can
-// overflow, however the ids are distributed.
+// From the counts of all chunks of a feature to the place of each chunk's first lookup of each bin,
+// in the feature's entries. Places are exact: no bin can overflow, however the ids are distributed.
 
 #pragma once
 
-#include "tiled_counting.cuh"
+#include "tiled_chunks.cuh"
 
 namespace flowtt::cuda {
 
 // Chunks that a warp holds in registers between its two looks at them; it loads others again.
 constexpr int kHeldChunks = 4;
-constexpr int kMaxStartsWarps = 16;
 
 // In shared memory.
 struct StartsScratch {
-  // Counts of each warp's chunks, then the places of their first lookups.
-  alignas(16) uint32_t bins[kMaxStartsWarps][kSummedBins];
-  uint32_t
-      earlier[kMaxStartsWarps];  // lookups of each warp's chunks of the bins before the block's
+  // Counts of each warp's chunks, then those of the warps before.
+  alignas(16) uint32_t bins[kPrepareWarps][kSummedBins];
+  alignas(16) uint32_t starts[kSummedBins];  // of the bins
+  uint32_t earlier[kPrepareWarps];  // lookups of each warp's chunks of the bins before the block's
   uint32_t sums[kSummedBins / 32];
   FeatureChunks chunks;
 };
@@ -26,22 +24,17 @@ __device__ __forceinline__ uint4 sum_of(const uint4& a, const uint4& b) {
   return make_uint4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
 
-// The grid: kBinSums blocks for each feature. A block has kSummedBins bins, four a lane, and its
-// warps consecutive chunks each.
-__global__ void __launch_bounds__(kMaxStartsWarps * 32, 2)
-    tiled_starts_kernel(const __grid_constant__ TiledGroup group,
-                        const __grid_constant__ BagBatch batch,
-                        const __grid_constant__ TiledRange range,
-                        const __grid_constant__ TiledWorkspace workspace) {
-  __shared__ StartsScratch scratch;
-  allow_dependent_launch();
+// Finds the starts of kSummedBins bins of one feature, four a lane; warps have consecutive chunks
+// each. block: of kBinSums for each feature. Called by all threads.
+__device__ __forceinline__ void find_starts(StartsScratch& scratch, const TiledGroup& group,
+                                            const BagBatch& batch, const TiledRange& range,
+                                            const TiledWorkspace& workspace, int32_t block) {
   const int32_t lane = static_cast<int32_t>(threadIdx.x % 32);
   const int32_t warp = static_cast<int32_t>(threadIdx.x / 32);
-  const int32_t warps = static_cast<int32_t>(blockDim.x / 32);
-  const int32_t column = static_cast<int32_t>(blockIdx.x % kBinSums);
-  const FeatureChunks chunks = find_feature_chunks(scratch.chunks, group, batch, range,
-                                                   static_cast<int32_t>(blockIdx.x / kBinSums));
-  const int32_t per_warp = (chunks.count + warps - 1) / warps;
+  const int32_t column = block % kBinSums;
+  const FeatureChunks chunks =
+      find_feature_chunks(scratch.chunks, group, batch, range, block / kBinSums);
+  const int32_t per_warp = (chunks.count + kPrepareWarps - 1) / kPrepareWarps;
   const int32_t first = min(warp * per_warp, chunks.count);
   const int32_t count = min(per_warp, chunks.count - first);
   const int32_t chunk0 = chunks.first + first;
@@ -77,10 +70,13 @@ __global__ void __launch_bounds__(kMaxStartsWarps * 32, 2)
   uint32_t bin_total = 0;
   uint32_t start = 0;
   if (has_bin) {
-    for (int32_t w = 0; w < warps; ++w) {
-      const uint32_t of_warp = scratch.bins[w][threadIdx.x];
+    uint32_t of_warp[kPrepareWarps];
+#pragma unroll
+    for (int w = 0; w < kPrepareWarps; ++w) of_warp[w] = scratch.bins[w][threadIdx.x];
+#pragma unroll
+    for (int w = 0; w < kPrepareWarps; ++w) {
       scratch.bins[w][threadIdx.x] = bin_total;
-      bin_total += of_warp;
+      bin_total += of_warp[w];
     }
     uint32_t up_to = bin_total;
 #pragma unroll
@@ -93,12 +89,15 @@ __global__ void __launch_bounds__(kMaxStartsWarps * 32, 2)
   }
   __syncthreads();
   if (has_bin) {
-    for (int32_t w = 0; w < warp; ++w) start += scratch.sums[w];
-    for (int32_t w = 0; w < warps; ++w) start += scratch.earlier[w];
-    for (int32_t w = 0; w < warps; ++w) scratch.bins[w][threadIdx.x] += start;
+    // Bins of the warps before, and of the blocks before.
+    uint32_t before = 0;
+    if (lane < kPrepareWarps)
+      before = scratch.earlier[lane] + (lane < warp ? scratch.sums[lane] : 0);
+    scratch.starts[threadIdx.x] = start + __reduce_add_sync(kAllLanes, before);
   }
   __syncthreads();
-  uint4 place = reinterpret_cast<const uint4*>(scratch.bins[warp])[lane];
+  uint4 place = sum_of(reinterpret_cast<const uint4*>(scratch.bins[warp])[lane],
+                       reinterpret_cast<const uint4*>(scratch.starts)[lane]);
 #pragma unroll
   for (int i = 0; i < kHeldChunks; ++i) {
     if (i < count) rows[i * kRow] = place;

@@ -1,4 +1,4 @@
-// How the host cuts lookups into the chunks that blocks sort.
+// The host side of the sort: how lookups are cut into chunks, and its first and last launch.
 
 #pragma once
 
@@ -12,7 +12,8 @@ int32_t choose_chunk_shift(int64_t lookups, int32_t multiprocessors);
 // Of a launch, at most.
 int32_t max_chunks(const TiledLaunch& launch);
 
-// Counts the lookups and finds their places; clears control words and piece_arrivals.
-cudaError_t launch_sort(const TiledLaunch& launch);
+// The launches that are the same for all tables.
+cudaError_t launch_count(const TiledLaunch& launch);
+cudaError_t launch_scatter(const TiledLaunch& launch);
 
 }  // namespace flowtt::cuda
