@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "tiled_sort.h"
 #include "tiled_tilings.h"
 
 namespace flowtt::cuda {
@@ -47,6 +48,11 @@ int64_t row_bytes(const TiledPlan& plan) {
   return int64_t{plan.buffered_row_elements} * (plan.three_products ? 4 : 2);
 }
 
+// Of a range; no chunk has lookups of two features.
+int64_t max_chunks(const TiledPlan& plan) {
+  return ceil_div(plan.lookups_per_range, int64_t{1} << plan.chunk_shift) + plan.group.count - 1;
+}
+
 TiledWorkspace place_workspace(const TiledPlan& plan, const PooledOutput& output, Layout* layout) {
   const int64_t buffered = plan.row_slots > 0 ? plan.lookups_per_range : 0;
   const int64_t pieces = buffered / kPoolPiece;
@@ -54,31 +60,44 @@ TiledWorkspace place_workspace(const TiledPlan& plan, const PooledOutput& output
   workspace.packed_high = layout->take<__half>(plan.packed_halves);
   workspace.packed_low = layout->take<__half>(plan.three_products ? plan.packed_halves : 0);
   workspace.exponents = layout->take<int32_t>(plan.num_exponents);
+  // What is only sorted with is dead before anything is written to rows or checkpoints.
+  const int64_t chunks = max_chunks(plan);
+  const int64_t sort_bytes =
+      chunks * (kBinSums + kMaxTiledBins) * static_cast<int64_t>(sizeof(uint32_t));
   const int64_t rows_bytes = plan.row_slots * row_bytes(plan);
+  const int64_t entries_bytes =
+      plan.lookups_per_range * static_cast<int64_t>(sizeof(GroupedLookup));
+  void* sorted_with = nullptr;
   if (plan.folds) {
     // Rows take the place of the entries that folding has read.
-    const int64_t entries_bytes = plan.lookups_per_range * int64_t{sizeof(GroupedLookup)};
     workspace.rows = layout->take<char>(std::max(rows_bytes, entries_bytes));
     workspace.entries = static_cast<GroupedLookup*>(workspace.rows);
+    sorted_with = layout->take<char>(std::max(entries_bytes, sort_bytes));
+    workspace.folded_rows = static_cast<GroupedLookup*>(sorted_with);
+    workspace.folded_factors = layout->take<float>(plan.has_factors ? plan.lookups_per_range : 0);
   } else {
     workspace.entries = layout->take<GroupedLookup>(plan.lookups_per_range);
-    workspace.rows = layout->take<char>(rows_bytes);
+    workspace.rows = layout->take<char>(buffered > 0 ? std::max(rows_bytes, sort_bytes) : 0);
+    sorted_with = workspace.rows;
   }
+  workspace.row_slots = static_cast<uint32_t>(plan.row_slots);
   workspace.factors = layout->take<float>(plan.has_factors ? plan.lookups_per_range : 0);
   workspace.sums =
       layout->take<float>(plan.has_sums ? plan.samples_per_range * output.row_stride : 0);
+  // One after the other: they are cleared together.
   workspace.control = layout->take<uint32_t>(kControlWords);
-  workspace.checkpoints = layout->take<char>(kCheckpointBytes);
+  workspace.piece_arrivals = layout->take<uint32_t>(pieces);
+  workspace.checkpoints =
+      layout->take<char>(std::max(kCheckpointBytes, buffered > 0 ? 0 : sort_bytes));
+  if (buffered == 0) sorted_with = workspace.checkpoints;
   workspace.scratch = layout->take<char>((plan.disabled & kFusionDisabled) != 0
                                              ? kScratchBytesPerMultiprocessor * plan.multiprocessors
                                              : 0);
-  workspace.row_slots = static_cast<uint32_t>(plan.row_slots);
-  workspace.folded_rows = layout->take<GroupedLookup>(plan.folds ? buffered : 0);
-  workspace.folded_factors = layout->take<float>(plan.folds && plan.has_factors ? buffered : 0);
   workspace.row_of_lookup = layout->take<uint2>(buffered);
   workspace.piece_sums = layout->take<float>(pieces * plan.buffered_row_elements);
   workspace.piece_bags = layout->take<uint2>(pieces);
-  workspace.piece_arrivals = layout->take<uint32_t>(pieces);
+  workspace.bin_sums = static_cast<uint32_t*>(sorted_with);
+  workspace.bin_starts = workspace.bin_sums + chunks * kBinSums;
   workspace.rows_per_block = plan.rows_per_block;
   workspace.buffered_row_elements = plan.buffered_row_elements;
   return workspace;
@@ -210,6 +229,7 @@ cudaError_t plan_tiled_forward(const BagBatch& batch, const PooledOutput& output
   plan->tiling.exact = plan->tiling.exact && aligned;
 
   plan_packing(plan);
+  plan->chunk_shift = choose_chunk_shift(plan->lookups_per_range, plan->multiprocessors);
   Layout layout(nullptr);
   place_workspace(*plan, output, &layout);
   plan->workspace_bytes = static_cast<size_t>(layout.bytes());
@@ -223,6 +243,7 @@ cudaError_t launch_tiled_forward(const TiledPlan& plan, const BagBatch& batch,
   TiledRange range{};
   range.disabled = plan.disabled;
   range.buffered_sharers = plan.buffered_sharers;
+  range.chunk_shift = plan.chunk_shift;
   const int64_t bags = batch.num_features * batch.batch_size;
   if (batch.nnz > 0 && batch.nnz % bags == 0 && batch.nnz / bags < int64_t{1} << 31) {
     range.bag_length = static_cast<uint32_t>(batch.nnz / bags);
