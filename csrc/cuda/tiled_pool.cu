@@ -9,35 +9,48 @@
 namespace flowtt::cuda {
 namespace {
 
-// Few, since most calls have no long bags.
-constexpr int64_t kMaxPieceBlocks = 16;
+// Blocks that are worth having for pieces of long bags alone.
+constexpr int64_t kMaxPieceBlocks = 512;
+
+// With a part of a warp, at least kLanes lanes, for each bag.
+template <typename row_t, int kLanes>
+cudaError_t launch_pool(const TiledLaunch& launch, PoolCall& call, int32_t widest) {
+  if constexpr (kLanes < 32) {
+    if (widest > kLanes * PooledColumns<row_t>::kCount) {
+      return launch_pool<row_t, 2 * kLanes>(launch, call, widest);
+    }
+  }
+  constexpr int64_t kBags = kPoolThreads / kLanes;
+  const int64_t samples = call.range.end_sample - call.range.first_sample;
+  call.blocks_per_feature = static_cast<uint32_t>((samples + kBags - 1) / kBags);
+  constexpr int64_t kWarps = kPoolThreads / 32;
+  const int64_t piece_blocks = std::min((call.pieces + kWarps - 1) / kWarps, kMaxPieceBlocks);
+  const int64_t blocks =
+      std::max(int64_t{call.blocks_per_feature} * call.feature_count, piece_blocks);
+  return launch_kernel(tiled_pool_kernel<row_t, kLanes>, blocks, kPoolThreads, 0,
+                       launch.plan.dependent_launch, launch.stream, call);
+}
 
 }  // namespace
 
 cudaError_t launch_tiled_pool(const TiledLaunch& launch) {
   const TiledGroup& group = launch.plan.group;
+  PoolCall call{launch.batch, launch.range, launch.workspace, launch.output};
+  call.feature_count = static_cast<uint32_t>(group.count);
+  call.adds_to_sums = launch.plan.adds_to_sums;
+  call.ends_sums = launch.ends_sums;
   int32_t widest = 1;
   for (int32_t f = 0; f < group.count; ++f) {
-    widest = std::max(widest, group.features[f].embedding_dim);
+    const TiledFeature& feature = group.features[f];
+    call.features[f] = {feature.output_column, feature.embedding_dim, feature.feature};
+    widest = std::max(widest, feature.embedding_dim);
   }
-  PoolPass pass{};
-  pass.lanes_shift = kMinLanesShift;
-  while (pass.lanes_shift < 5 && (kPoolColumns << pass.lanes_shift) < widest) ++pass.lanes_shift;
-  pass.adds_to_sums = launch.plan.adds_to_sums;
-  pass.ends_sums = launch.ends_sums;
-  constexpr int64_t kWarps = kPoolThreads / 32;
-  const int64_t pieces = launch.workspace.piece_bags == nullptr
-                             ? 0
-                             : (launch.range.end_lookup - launch.range.first_lookup) / kPoolPiece;
-  pass.piece_blocks =
-      static_cast<int32_t>(std::min<int64_t>((pieces + kWarps - 1) / kWarps, kMaxPieceBlocks));
-  const int64_t bags = (launch.range.end_sample - launch.range.first_sample) * group.count;
-  const int64_t bags_per_block = kWarps * (32 >> pass.lanes_shift);
-  const int64_t blocks = pass.piece_blocks + (bags + bags_per_block - 1) / bags_per_block;
-  return launch_kernel(
-      launch.plan.three_products ? tiled_pool_kernel<float> : tiled_pool_kernel<__half>, blocks,
-      kPoolThreads, 0, launch.plan.dependent_launch, launch.stream, group, launch.batch,
-      launch.range, launch.workspace, launch.output, pass);
+  if (launch.workspace.piece_bags != nullptr) {
+    call.pieces =
+        static_cast<int32_t>((call.range.end_lookup - call.range.first_lookup) / kPoolPiece);
+  }
+  return launch.plan.three_products ? launch_pool<float, 8>(launch, call, widest)
+                                    : launch_pool<__half, 4>(launch, call, widest);
 }
 
 }  // namespace flowtt::cuda

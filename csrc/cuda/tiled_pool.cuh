@@ -1,8 +1,8 @@
 // The last launch of the tiled forward path: sums the buffered rows of each bag, in an order that
 // depends on the bag alone, and rounds sums to a 16-bit output.
 //
-// A row is read by as many lanes as it has vectors of 8 columns; the other lanes of a warp sum
-// other bags, or, when one of these is long, other rows of the same bag. Very long bags are cut
+// A row is read by as many lanes as it has vectors of 16 bytes, a part of a warp. The other parts
+// sum other bags, or, of bags that are longer, other rows of the same bag. Very long bags are cut
 // into pieces of kPoolPiece lookups; the warp that finishes the last piece adds them up.
 
 #pragma once
@@ -11,219 +11,246 @@
 
 namespace flowtt::cuda {
 
-// What a launch works on.
-struct PoolCall {
-  const TiledGroup& group;
-  const BagBatch& batch;
-  const TiledRange& range;
-  const TiledWorkspace& workspace;
-  const PooledOutput& output;
-  const PoolPass& pass;
+// A bag and its lookups of the range.
+struct RangeBag {
+  int64_t sample;
+  int32_t begin;
+  int32_t end;
+  // Its sums may hold rows even if the contraction has added none in this range.
+  bool adds;
+  bool is_pooled;
 
-  __device__ __forceinline__ BagTarget target(const TiledFeature& feature, int64_t sample) const {
-    return BagTarget(feature, sample, range, workspace, output, pass);
+  // number: of the sample, from the first one of the range on. Offsets may be read while the
+  // kernels ahead are still at work.
+  __device__ __forceinline__ RangeBag(const PoolCall& call, const PoolFeature& feature,
+                                      uint32_t number) {
+    const BagBatch& batch = call.batch;
+    const TiledRange& range = call.range;
+    const TiledWorkspace& workspace = call.workspace;
+    const uint32_t samples = static_cast<uint32_t>(range.end_sample - range.first_sample);
+    sample = range.first_sample + min(number, samples - 1);
+    const int64_t bag = feature.feature * batch.batch_size + sample;
+    const int64_t bag_begin = load_index(batch.offsets, batch.offsets_are_int64, bag);
+    const int64_t bag_end = load_index(batch.offsets, batch.offsets_are_int64, bag + 1);
+    const int64_t first = clamped(bag_begin, range.first_lookup, range.end_lookup);
+    const int64_t last = clamped(bag_end, first, range.end_lookup);
+    begin = static_cast<int32_t>(first - range.first_lookup);
+    end = static_cast<int32_t>(last - range.first_lookup);
+    adds = call.adds_to_sums && (bag_begin < first || workspace.rows == nullptr);
+    // Rows of bags of one lookup are stored already, and pieces add themselves up. A bag without
+    // lookups in this range has nothing to add to sums, but sums may have to be rounded.
+    const bool rounds = workspace.sums != nullptr && call.ends_sums;
+    is_pooled = number < samples && bag_end - bag_begin != 1 &&
+                (call.pieces == 0 || !BagPieces(range, bag_begin, bag_end).is_long()) &&
+                (begin < end || rounds || !call.adds_to_sums);
   }
+  __device__ __forceinline__ bool is_short() const { return end - begin <= kShortBag; }
 };
 
-// Sums a bag by a part of a warp, or by all of it, each part a page of its lookups in turn. begin,
-// end: the bag's lookups of the range. Called by all lanes; `is_pooled` is the same for all if
-// kByWarp.
-template <typename row_t, bool kByWarp>
-__device__ __forceinline__ void pool_bag(const PoolCall& call, const PoolLane& lane,
-                                         const TiledFeature& feature, int64_t sample,
-                                         bool is_pooled, int32_t begin, int32_t end) {
-  const TiledWorkspace& workspace = call.workspace;
-  const int part = kByWarp ? lane.part : 0;
-  const int32_t step = kByWarp ? 32 : lane.lanes;
-  const int32_t widest = __reduce_max_sync(kAllLanes, is_pooled ? feature.embedding_dim : 0);
+// Sums a bag by a part of a warp, or by all of it. Called by all lanes; the bag is the same for all
+// if kByWarp.
+template <typename row_t, int kLanes, bool kByWarp>
+__device__ __forceinline__ void pool_bag(const PoolCall& call, const PoolFeature& feature,
+                                         const RangeBag& bag) {
+  using Lane = PoolLane<kLanes>;
+  constexpr int kColumns = PooledColumns<row_t>::kCount;
 #pragma unroll 1
-  for (int32_t base = 0; base < widest; base += lane.lanes * kPoolColumns) {
-    const int32_t column = base + lane.index * kPoolColumns;
-    const bool has_columns = is_pooled && column < feature.embedding_dim;
-    PooledColumns columns{};
-    if (has_columns && part == 0 && call.pass.adds_to_sums) {
-      columns = call.target(feature, sample).load_sums(column);
+  for (int32_t base = 0; base < feature.embedding_dim; base += kLanes * kColumns) {
+    const int32_t column = base + Lane::index() * kColumns;
+    const bool has_columns = bag.is_pooled && column < feature.embedding_dim;
+    const bool stores = has_columns && (!kByWarp || Lane::part() == 0);
+    PooledColumns<row_t> columns{};
+    // Of fp32 rows only those of several lookups are buffered: nearly all bags have sums.
+    const bool adds_first =
+        std::is_same_v<row_t, float> && call.range.buffered_sharers > 1 && call.adds_to_sums;
+    if (adds_first && stores) {
+      BagTarget(call, feature, bag.sample).add_sums(columns, column);
     }
-    if (workspace.rows != nullptr) {
-      const row_t* const rows = static_cast<const row_t*>(workspace.rows) + column;
-      sum_rows(columns, workspace, rows, has_columns, lane, begin + part * lane.lanes,
-               is_pooled ? end : begin, step);
+    bool adds = bag.adds;
+    if (call.workspace.rows != nullptr) {
+      const bool added = sum_rows<kLanes, kByWarp>(columns, call.workspace, column, has_columns,
+                                                   bag.begin, bag.is_pooled ? bag.end : bag.begin);
+      adds = adds || (added && call.adds_to_sums);
     }
-    if constexpr (kByWarp) sum_parts(columns, lane.lanes);
-    if (has_columns && part == 0) call.target(feature, sample).store(columns, column);
+    if constexpr (kByWarp) sum_parts<kLanes>(columns);
+    if (stores) {
+      const BagTarget target(call, feature, bag.sample);
+      if (adds && !adds_first) target.add_sums(columns, column);
+      target.store(columns, column);
+    }
   }
 }
 
-// One bag for each part of the warp.
-template <typename row_t>
-__device__ __forceinline__ void pool_bags(const PoolCall& call, int64_t warp) {
-  const auto& [group, batch, range, workspace, output, pass] = call;
-  const uint32_t samples = static_cast<uint32_t>(range.end_sample - range.first_sample);
-  const PoolLane lane(pass.lanes_shift);
-  const int64_t bags = int64_t{samples} * group.count;
-  const int64_t number = warp * lane.parts + lane.part;
-  const int64_t own = min(number, bags - 1);
-  int32_t f = 0;
-  uint32_t within = static_cast<uint32_t>(own);
-  if (group.count > 1) {
-    f = static_cast<int32_t>(own / samples);
-    within = static_cast<uint32_t>(own - int64_t{f} * samples);
+// Bags of a warp's parts by the whole warp, one after the other. number: of the first part's
+// sample; lanes: those of the parts. Not inlined: it would take registers from short bags.
+template <typename row_t, int kLanes>
+__device__ __noinline__ void pool_by_warp(const PoolCall& call, uint32_t f, uint32_t number,
+                                          uint32_t lanes) {
+  const PoolFeature& feature = call.features[f];
+#pragma unroll 1
+  while (lanes != 0) {
+    const int part = (__ffs(lanes) - 1) / kLanes;
+    lanes &= ~(kAllLanes >> (32 - kLanes) << part * kLanes);
+    pool_bag<row_t, kLanes, true>(call, feature, RangeBag(call, feature, number + part));
   }
-  const TiledFeature& feature = group.features[f];
-  const int64_t sample = range.first_sample + within;
-  const int64_t bag = feature.feature * batch.batch_size + sample;
-  const int64_t bag_begin = load_index(batch.offsets, batch.offsets_are_int64, bag);
-  const int64_t bag_end = load_index(batch.offsets, batch.offsets_are_int64, bag + 1);
-  const int64_t begin = clamped(bag_begin, range.first_lookup, range.end_lookup);
-  const int64_t end = clamped(bag_end, begin, range.end_lookup);
-  // Rows of bags of one lookup are stored already, and pieces add themselves up. A bag without
-  // lookups in this range has nothing to add to sums, but sums may have to be rounded.
-  const bool rounds = workspace.sums != nullptr && pass.ends_sums;
-  const bool is_pooled =
-      number < bags && bag_end - bag_begin != 1 &&
-      (workspace.piece_bags == nullptr || !BagPieces(range, bag_begin, bag_end).is_long()) &&
-      (begin < end || rounds || !pass.adds_to_sums);
-  const int32_t first = static_cast<int32_t>(begin - range.first_lookup);
-  const int32_t last = static_cast<int32_t>(end - range.first_lookup);
-  if (__all_sync(kAllLanes, !is_pooled || last - first <= kShortBag)) {
-    pool_bag<row_t, false>(call, lane, feature, sample, is_pooled, first, last);
+}
+
+// One bag for each part of the warp, in blocks that have any. Nothing that the kernels ahead write
+// is read before the wait.
+template <typename row_t, int kLanes>
+__device__ __forceinline__ void pool_bags(const PoolCall& call) {
+  const uint32_t f = blockIdx.x / call.blocks_per_feature;
+  if (f >= call.feature_count) {
+    wait_for_previous_kernel();
     return;
   }
-#pragma unroll 1
-  for (int part = 0; part < lane.parts; ++part) {
-    const int source = part * lane.lanes;
-    if (!__shfl_sync(kAllLanes, is_pooled, source)) continue;
-    pool_bag<row_t, true>(call, lane, group.features[__shfl_sync(kAllLanes, f, source)],
-                          __shfl_sync(kAllLanes, sample, source), true,
-                          __shfl_sync(kAllLanes, first, source),
-                          __shfl_sync(kAllLanes, last, source));
+  const uint32_t number =
+      (blockIdx.x - f * call.blocks_per_feature) * (kPoolThreads / kLanes) + threadIdx.x / kLanes;
+  const PoolFeature& feature = call.features[f];
+  RangeBag bag(call, feature, number);
+  const uint32_t others = __ballot_sync(kAllLanes, bag.is_pooled && !bag.is_short());
+  bag.is_pooled = bag.is_pooled && bag.is_short();
+  wait_for_previous_kernel();
+  pool_bag<row_t, kLanes, false>(call, feature, bag);
+  if (others != 0) {
+    pool_by_warp<row_t, kLanes>(call, f, number - PoolLane<kLanes>::part(), others);
   }
 }
 
-// Whether a piece lies in a long bag. What is noted of pieces that no long bag has is of no
-// meaning.
-__device__ __forceinline__ bool is_piece_of_long_bag(const PoolCall& call, uint2 noted,
-                                                     int32_t piece) {
-  const auto& [group, batch, range, workspace, output, pass] = call;
-  if (noted.x >= static_cast<uint32_t>(group.count) || noted.y < range.first_sample ||
-      noted.y >= range.end_sample) {
-    return false;
+// A bag that may be long: what is noted of pieces that no long bag has is of no meaning.
+class LongBag {
+ public:
+  // noted: one of TiledWorkspace::piece_bags.
+  __device__ __forceinline__ LongBag(const PoolCall& call, uint2 noted) {
+    const TiledRange& range = call.range;
+    if (noted.x >= call.feature_count || noted.y < range.first_sample ||
+        noted.y >= range.end_sample) {
+      return;
+    }
+    const BagBatch& batch = call.batch;
+    const int64_t bag = call.features[noted.x].feature * batch.batch_size + noted.y;
+    const int64_t bag_begin = load_index(batch.offsets, batch.offsets_are_int64, bag);
+    const int64_t bag_end = load_index(batch.offsets, batch.offsets_are_int64, bag + 1);
+    const BagPieces pieces(range, bag_begin, bag_end);
+    if (!pieces.is_long()) return;
+    begin = static_cast<int32_t>(max(bag_begin, range.first_lookup) - range.first_lookup);
+    end = static_cast<int32_t>(min(bag_end, range.end_lookup) - range.first_lookup);
+    first_piece = pieces.first;
+    end_piece = pieces.end;
   }
-  const int64_t bag = group.features[noted.x].feature * batch.batch_size + noted.y;
-  const BagPieces pieces(range, load_index(batch.offsets, batch.offsets_are_int64, bag),
-                         load_index(batch.offsets, batch.offsets_are_int64, bag + 1));
-  return pieces.is_long() && piece >= pieces.first && piece < pieces.end;
-}
+  __device__ __forceinline__ bool has(int32_t piece) const {
+    return piece >= first_piece && piece < end_piece;
+  }
+
+  int32_t begin = 0;  // its lookups of the range
+  int32_t end = 0;
+  int32_t first_piece = 0;
+  int32_t end_piece = 0;
+};
 
 // Sums one piece of a long bag by a warp, and the whole bag if it is the last to finish.
-template <typename row_t>
-__device__ __noinline__ void pool_piece(const PoolCall& call, uint2 noted, int32_t piece) {
-  const auto& [group, batch, range, workspace, output, pass] = call;
-  const TiledFeature& feature = group.features[noted.x];
-  const int64_t bag = feature.feature * batch.batch_size + noted.y;
-  const int64_t bag_begin = load_index(batch.offsets, batch.offsets_are_int64, bag);
-  const int64_t bag_end = load_index(batch.offsets, batch.offsets_are_int64, bag + 1);
-  const BagPieces pieces(range, bag_begin, bag_end);
-
-  const PoolLane lane(pass.lanes_shift);
-  const int32_t skipped = lane.part * lane.lanes;
-  const auto add_rows = [&](PooledColumns& columns, int32_t column, int32_t first, int32_t last) {
-    sum_rows(columns, workspace, static_cast<const row_t*>(workspace.rows) + column,
-             column < feature.embedding_dim, lane, first + skipped, last, 32);
+template <typename row_t, int kLanes>
+__device__ __forceinline__ void pool_piece(const PoolCall& call, uint2 noted, int32_t piece) {
+  using Lane = PoolLane<kLanes>;
+  constexpr int kColumns = PooledColumns<row_t>::kCount;
+  const PoolFeature& feature = call.features[noted.x];
+  const TiledWorkspace& workspace = call.workspace;
+  const LongBag bag(call, noted);
+  const auto add_rows = [&](PooledColumns<row_t>& columns, int32_t column, int32_t begin,
+                            int32_t end) {
+    sum_rows<kLanes, true>(columns, workspace, column, column < feature.embedding_dim, begin, end);
   };
   const auto sums_of = [&](int32_t of_piece, int32_t column) {
-    return reinterpret_cast<float4*>(workspace.piece_sums +
-                                     int64_t{of_piece} * workspace.buffered_row_elements + column);
+    return workspace.piece_sums + int64_t{of_piece} * workspace.buffered_row_elements + column;
   };
 #pragma unroll 1
-  for (int32_t base = 0; base < feature.embedding_dim; base += lane.lanes * kPoolColumns) {
-    const int32_t column = base + lane.index * kPoolColumns;
-    PooledColumns columns{};
+  for (int32_t base = 0; base < feature.embedding_dim; base += kLanes * kColumns) {
+    const int32_t column = base + Lane::index() * kColumns;
+    PooledColumns<row_t> columns{};
     add_rows(columns, column, piece * kPoolPiece, (piece + 1) * kPoolPiece);
-    sum_parts(columns, lane.lanes);
-    if (column < feature.embedding_dim && lane.part == 0) {
-      const float* sum = columns.sum;
-      sums_of(piece, column)[0] = make_float4(sum[0], sum[1], sum[2], sum[3]);
-      sums_of(piece, column)[1] = make_float4(sum[4], sum[5], sum[6], sum[7]);
+    sum_parts<kLanes>(columns);
+    if (column < feature.embedding_dim && Lane::part() == 0) {
+#pragma unroll
+      for (int j = 0; j < kColumns; j += 4) {
+        *reinterpret_cast<float4*>(sums_of(piece, column) + j) = columns.four(j);
+      }
     }
   }
   __threadfence();
   __syncwarp();
   uint32_t arrived = 0;
-  if (threadIdx.x % 32 == 0) arrived = atomicAdd(&workspace.piece_arrivals[pieces.first], 1u);
+  if (threadIdx.x % 32 == 0) arrived = atomicAdd(&workspace.piece_arrivals[bag.first_piece], 1u);
   arrived = __shfl_sync(kAllLanes, arrived, 0);
-  if (arrived + 1 != static_cast<uint32_t>(pieces.end - pieces.first)) return;
+  if (arrived + 1 != static_cast<uint32_t>(bag.end_piece - bag.first_piece)) return;
   __threadfence();
 
-  const BagTarget target = call.target(feature, noted.y);
-  const int32_t begin =
-      static_cast<int32_t>(max(bag_begin, range.first_lookup) - range.first_lookup);
-  const int32_t end = static_cast<int32_t>(min(bag_end, range.end_lookup) - range.first_lookup);
+  const BagTarget target(call, feature, noted.y);
 #pragma unroll 1
-  for (int32_t base = 0; base < feature.embedding_dim; base += lane.lanes * kPoolColumns) {
-    const int32_t column = base + lane.index * kPoolColumns;
+  for (int32_t base = 0; base < feature.embedding_dim; base += kLanes * kColumns) {
+    const int32_t column = base + Lane::index() * kColumns;
     const bool has_columns = column < feature.embedding_dim;
-    PooledColumns columns{};
-    if (has_columns && lane.part == 0 && pass.adds_to_sums) columns = target.load_sums(column);
-    add_rows(columns, column, begin, pieces.first * kPoolPiece);
+    PooledColumns<row_t> columns{};
+    if (has_columns && Lane::part() == 0 && call.adds_to_sums) target.add_sums(columns, column);
+    add_rows(columns, column, bag.begin, bag.first_piece * kPoolPiece);
     if (has_columns) {
 #pragma unroll 4
-      for (int32_t other = pieces.first + lane.part; other < pieces.end; other += lane.parts) {
-        RowVector<float> sum;
-        sum.first = __ldcg(sums_of(other, column));
-        sum.second = __ldcg(sums_of(other, column) + 1);
-        sum.add_to(columns, 1.0f);
+      for (int32_t other = bag.first_piece + Lane::part(); other < bag.end_piece;
+           other += Lane::kParts) {
+#pragma unroll
+        for (int j = 0; j < kColumns; j += 4) {
+          columns.add_four(j, __ldcg(reinterpret_cast<float4*>(sums_of(other, column) + j)));
+        }
       }
     }
-    add_rows(columns, column, pieces.end * kPoolPiece, end);
-    sum_parts(columns, lane.lanes);
-    if (has_columns && lane.part == 0) target.store(columns, column);
+    add_rows(columns, column, bag.end_piece * kPoolPiece, bag.end);
+    sum_parts<kLanes>(columns);
+    if (has_columns && Lane::part() == 0) target.store(columns, column);
   }
 }
 
-// The pieces warp, warp + warps, ...: each lane checks one of them.
-template <typename row_t>
-__device__ __forceinline__ void pool_pieces(const PoolCall& call, int32_t warp, int32_t warps) {
-  const int32_t pieces =
-      static_cast<int32_t>((call.range.end_lookup - call.range.first_lookup) / kPoolPiece);
+// Pieces `first`, `first` + `warps`, ... if they are those of long bags: each lane looks at one.
+// Not inlined, as pool_by_warp.
+template <typename row_t, int kLanes>
+__device__ __noinline__ void pool_pieces(const PoolCall& call, int32_t first, int32_t warps) {
 #pragma unroll 1
-  for (int32_t first = warp; first < pieces; first += 32 * warps) {
+  for (; first < call.pieces; first += 32 * warps) {
     const int32_t own = first + static_cast<int32_t>(threadIdx.x % 32) * warps;
     uint2 noted = make_uint2(0, 0);
-    bool is_long = false;
-    if (own < pieces) {
-      noted = call.workspace.piece_bags[own];
-      is_long = is_piece_of_long_bag(call, noted, own);
-    }
+    if (own < call.pieces) noted = call.workspace.piece_bags[own];
+    const bool is_long = own < call.pieces && LongBag(call, noted).has(own);
 #pragma unroll 1
     for (uint32_t lanes = __ballot_sync(kAllLanes, is_long); lanes != 0; lanes &= lanes - 1) {
       const int source = __ffs(lanes) - 1;
-      pool_piece<row_t>(call,
-                        make_uint2(__shfl_sync(kAllLanes, noted.x, source),
-                                   __shfl_sync(kAllLanes, noted.y, source)),
-                        first + source * warps);
+      pool_piece<row_t, kLanes>(call,
+                                make_uint2(__shfl_sync(kAllLanes, noted.x, source),
+                                           __shfl_sync(kAllLanes, noted.y, source)),
+                                first + source * warps);
     }
   }
 }
 
-template <typename row_t>
-__global__ void __launch_bounds__(kPoolThreads, 4)
-    tiled_pool_kernel(const __grid_constant__ TiledGroup group,
-                      const __grid_constant__ BagBatch batch,
-                      const __grid_constant__ TiledRange range,
-                      const __grid_constant__ TiledWorkspace workspace,
-                      const __grid_constant__ PooledOutput output, PoolPass pass) {
-  allow_dependent_launch();
-  wait_for_previous_kernel();
-  const PoolCall call{group, batch, range, workspace, output, pass};
-  const int64_t block = blockIdx.x;
-  const int64_t warp = threadIdx.x / 32;
-  if (block < pass.piece_blocks) {
-    pool_pieces<row_t>(call, static_cast<int32_t>(block * (kPoolThreads / 32) + warp),
-                       pass.piece_blocks * (kPoolThreads / 32));
-    return;
+// Whether any of these pieces is.
+__device__ __forceinline__ bool has_long_bags(const PoolCall& call, int32_t first, int32_t warps) {
+  bool has = false;
+#pragma unroll 1
+  for (int32_t own = first + static_cast<int32_t>(threadIdx.x % 32) * warps; own < call.pieces;
+       own += 32 * warps) {
+    has = has || LongBag(call, call.workspace.piece_bags[own]).has(own);
   }
-  pool_bags<row_t>(call, (block - pass.piece_blocks) * (kPoolThreads / 32) + warp);
+  return __any_sync(kAllLanes, has);
+}
+
+template <typename row_t, int kLanes>
+__global__ void __launch_bounds__(kPoolThreads, kPoolBlocks<row_t>)
+    tiled_pool_kernel(const __grid_constant__ PoolCall call) {
+  allow_dependent_launch();
+  pool_bags<row_t, kLanes>(call);
+  // Pieces are spread over the blocks, so that those of one bag are.
+  const int32_t first = static_cast<int32_t>(threadIdx.x / 32 * gridDim.x + blockIdx.x);
+  const int32_t warps = static_cast<int32_t>(gridDim.x * (kPoolThreads / 32));
+  if (first < call.pieces && has_long_bags(call, first, warps)) {
+    pool_pieces<row_t, kLanes>(call, first, warps);
+  }
 }
 
 }  // namespace flowtt::cuda

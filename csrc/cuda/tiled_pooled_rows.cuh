@@ -2,244 +2,262 @@
 
 #pragma once
 
+#include <type_traits>
+
 #include "tiled_segments.cuh"
 
 namespace flowtt::cuda {
 
 constexpr int kPoolThreads = 256;
-constexpr int kPoolColumns = 8;    // of a lane
-constexpr int kMinLanesShift = 3;  // a part has at least as many lanes
+// Of a multiprocessor: with more there would be no registers for the rows in flight.
+template <typename row_t>
+constexpr int kPoolBlocks = sizeof(row_t) == 2 ? 4 : 4;
 
 // Bags of at most this many lookups are summed by a part of a warp.
-constexpr int64_t kShortBag = 64;
+constexpr int32_t kShortBag = 64;
 
-struct PoolPass {
-  int32_t piece_blocks;  // at the start of the grid, for the pieces of long bags
-  int32_t lanes_shift;   // log2 of the lanes of a bag
+// Rows that a lane loads before it adds the first of them.
+constexpr int kRowsInFlight = 4;
+
+// Instead of a slot, beside kAddedRow: there is no lookup.
+constexpr uint32_t kNoRow = kAddedRow - 1;
+
+// What the kernel has to know of a feature.
+struct PoolFeature {
+  int64_t output_column;
+  int32_t embedding_dim;
+  int32_t feature;
+};
+
+// What a launch works on.
+struct PoolCall {
+  BagBatch batch;
+  TiledRange range;
+  TiledWorkspace workspace;
+  PooledOutput output;
+  int32_t pieces;               // of the range; 0 where bags are not cut into pieces
+  uint32_t blocks_per_feature;  // with bags, feature after feature
+  uint32_t feature_count;
   // The sums hold rows that the contraction has added, or those of earlier ranges.
   bool adds_to_sums;
   bool ends_sums;  // after this range the sums are complete
+  PoolFeature features[kTiledFeaturesPerLaunch];
 };
 
-struct PooledColumns {
-  float sum[kPoolColumns];
-};
-
-// One lane's columns of a buffered row.
+// A lane's columns: a vector of 16 bytes of a buffered row.
 template <typename row_t>
-struct RowVector;
+struct PooledColumns {
+  static constexpr int kCount = 16 / sizeof(row_t);
+  float sum[kCount];
 
-template <>
-struct RowVector<__half> {
-  static constexpr int kInFlight = 8;  // loaded before the first is used
-  uint4 words;
-  __device__ __forceinline__ void load(const __half* row) {
-    words = *reinterpret_cast<const uint4*>(row);
-  }
-  __device__ __forceinline__ void clear() { words = make_uint4(0, 0, 0, 0); }
-  __device__ __forceinline__ void add_to(PooledColumns& columns, float factor) const {
-    const uint32_t pairs[4] = {words.x, words.y, words.z, words.w};
+  __device__ __forceinline__ void add_row(uint4 row, float factor) {
+    const uint32_t words[4] = {row.x, row.y, row.z, row.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float2 pair = __half22float2(*reinterpret_cast<const __half2*>(&pairs[i]));
-      columns.sum[2 * i] = fmaf(factor, pair.x, columns.sum[2 * i]);
-      columns.sum[2 * i + 1] = fmaf(factor, pair.y, columns.sum[2 * i + 1]);
+      if constexpr (std::is_same_v<row_t, __half>) {
+        const float2 pair = __half22float2(*reinterpret_cast<const __half2*>(&words[i]));
+        sum[2 * i] = fmaf(factor, pair.x, sum[2 * i]);
+        sum[2 * i + 1] = fmaf(factor, pair.y, sum[2 * i + 1]);
+      } else {
+        sum[i] = fmaf(factor, __uint_as_float(words[i]), sum[i]);
+      }
     }
+  }
+  // Columns j to j + 3.
+  __device__ __forceinline__ float4 four(int j) const {
+    return make_float4(sum[j], sum[j + 1], sum[j + 2], sum[j + 3]);
+  }
+  __device__ __forceinline__ void add_four(int j, float4 four) {
+    sum[j] += four.x;
+    sum[j + 1] += four.y;
+    sum[j + 2] += four.z;
+    sum[j + 3] += four.w;
   }
 };
 
-template <>
-struct RowVector<float> {
-  static constexpr int kInFlight = 4;
-  float4 first;
-  float4 second;
-  __device__ __forceinline__ void load(const float* row) {
-    first = reinterpret_cast<const float4*>(row)[0];
-    second = reinterpret_cast<const float4*>(row)[1];
-  }
-  __device__ __forceinline__ void clear() { first = second = make_float4(0.0f, 0.0f, 0.0f, 0.0f); }
-  __device__ __forceinline__ void add_to(PooledColumns& columns, float factor) const {
-    const float values[kPoolColumns] = {first.x,  first.y,  first.z,  first.w,
-                                        second.x, second.y, second.z, second.w};
-#pragma unroll
-    for (int j = 0; j < kPoolColumns; ++j) {
-      columns.sum[j] = fmaf(factor, values[j], columns.sum[j]);
-    }
-  }
-};
-
-// The part of a warp that a lane belongs to, and its columns.
+// The part of a warp that a lane belongs to: as many lanes as a row has vectors, or all.
+template <int kLanes>
 struct PoolLane {
-  int lanes;  // of a part; at least as many as rows in flight
-  int parts;
-  int part;
-  int index;  // in the part
-
-  __device__ __forceinline__ explicit PoolLane(int lanes_shift)
-      : lanes(1 << lanes_shift),
-        parts(32 >> lanes_shift),
-        part(threadIdx.x % 32 >> lanes_shift),
-        index(threadIdx.x % 32 & ((1 << lanes_shift) - 1)) {}
+  static constexpr int kParts = 32 / kLanes;
+  static __device__ __forceinline__ int part() { return threadIdx.x % 32 / kLanes; }
+  static __device__ __forceinline__ int index() { return threadIdx.x % kLanes; }
+  static __device__ __forceinline__ uint32_t lanes_of_part() {
+    return kAllLanes >> (32 - kLanes) << part() * kLanes;
+  }
 };
 
-// Adds the rows of the lookups [begin, end) of the range, a page of lane.lanes at a time, and so on
-// `step` lookups later. Each lane of a part fetches where one row of the page is, a page ahead.
-// Called by all lanes of a warp; parts may have different lookups. rows: the lane's columns;
-// has_columns: whether it has any.
-template <typename row_t>
-__device__ __forceinline__ void sum_rows(PooledColumns& columns, const TiledWorkspace& workspace,
-                                         const row_t* rows, bool has_columns, const PoolLane& lane,
-                                         int32_t begin, int32_t end, int32_t step) {
-  constexpr int kInFlight = RowVector<row_t>::kInFlight;
+// Adds the rows of the lookups [begin, end) of the range, a page of kLanes at a time: each lane of
+// a part fetches where one row of the page is, a page ahead. With kByWarp the parts of the warp
+// take pages in turn, otherwise each has lookups of its own. Called by all lanes of a warp;
+// has_columns: whether the lane has any. Returns whether the contraction has added some of the
+// part's rows.
+template <int kLanes, bool kByWarp, typename row_t>
+__device__ __forceinline__ bool sum_rows(PooledColumns<row_t>& columns,
+                                         const TiledWorkspace& workspace, int32_t column,
+                                         bool has_columns, int32_t begin, int32_t end) {
+  using Lane = PoolLane<kLanes>;
+  constexpr int kStep = kByWarp ? 32 : kLanes;
   const uint32_t row_bytes = workspace.buffered_row_elements * sizeof(row_t);
-  // The factor of a row that was added is of no meaning.
-  const auto fetch = [&](int32_t page) {
-    const int32_t lookup = page + lane.index;
-    uint2 target = make_uint2(kAddedRow, 0);
+  const char* const rows = static_cast<const char*>(workspace.rows) + column * sizeof(row_t);
+  int32_t longest = max(end - begin, 0);
+  if constexpr (kByWarp) {
+    longest = longest / kStep * kLanes + min(longest % kStep, kLanes);
+    begin += Lane::part() * kLanes;
+  } else {
+    longest = __reduce_max_sync(kAllLanes, longest);
+  }
+  int32_t lookup = begin + Lane::index();
+  const auto fetch = [&] {
+    uint2 target = make_uint2(kNoRow, 0);
     if (lookup < end) target = workspace.row_of_lookup[lookup];
-    if (target.x == kAddedRow) target.y = 0;
     return target;
   };
-  const int32_t longest = __reduce_max_sync(kAllLanes, max(end - begin, 0));
-  uint2 next = fetch(begin);
+  bool added = false;
+  // Nothing looks at a page before its turn comes: it would wait for it there.
+  uint2 next = fetch();
 #pragma unroll 1
-  for (int32_t done = 0; done < longest; done += step) {
-    const uint2 target = next;
-    if (done + step < longest) next = fetch(begin + done + step);
-    const int32_t page = min(lane.lanes, longest - done);
+  for (int32_t done = 0; done < longest; done += kLanes) {
+    uint2 target = next;
+    lookup += kStep;
+    next = fetch();
+    if (target.x == kAddedRow) {
+      added = true;
+      target.y = 0;  // the factor is of no meaning
+    }
+    const int page = min(kLanes, longest - done);
 #pragma unroll 1
-    for (int32_t at = 0; at < page; at += kInFlight) {
-      RowVector<row_t> row[kInFlight];
-      // The second half of a batch may have no rows at all.
+    for (int at = 0; at < page; at += kRowsInFlight) {
+      uint4 row[kRowsInFlight];
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        if (half == 1 && at + kInFlight / 2 >= page) break;
-#pragma unroll
-        for (int i = half * (kInFlight / 2); i < (half + 1) * (kInFlight / 2); ++i) {
-          const uint32_t slot = __shfl_sync(kAllLanes, target.x, at + i, lane.lanes);
-          row[i].clear();
-          if (slot != kAddedRow && has_columns) {
-            row[i].load(reinterpret_cast<const row_t*>(reinterpret_cast<const char*>(rows) +
-                                                       static_cast<uint64_t>(slot) * row_bytes));
-          }
+      for (int i = 0; i < kRowsInFlight; ++i) {
+        const uint32_t slot = __shfl_sync(kAllLanes, target.x, at + i, kLanes);
+        row[i] = make_uint4(0, 0, 0, 0);
+        if (slot < kNoRow && has_columns) {
+          row[i] = __ldcs(reinterpret_cast<const uint4*>(rows + uint64_t{slot} * row_bytes));
         }
       }
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        if (half == 1 && at + kInFlight / 2 >= page) break;
-#pragma unroll
-        for (int i = half * (kInFlight / 2); i < (half + 1) * (kInFlight / 2); ++i) {
-          const uint32_t factor = __shfl_sync(kAllLanes, target.y, at + i, lane.lanes);
-          row[i].add_to(columns, __uint_as_float(factor));
-        }
+      for (int i = 0; i < kRowsInFlight; ++i) {
+        const uint32_t factor = __shfl_sync(kAllLanes, target.y, at + i, kLanes);
+        columns.add_row(row[i], __uint_as_float(factor));
       }
     }
   }
+  return (__ballot_sync(kAllLanes, added) & (kByWarp ? kAllLanes : Lane::lanes_of_part())) != 0;
 }
 
-// Where one bag's sums are and where they go.
-class BagTarget {
- public:
-  __device__ __forceinline__ BagTarget(const TiledFeature& feature, int64_t sample,
-                                       const TiledRange& range, const TiledWorkspace& workspace,
-                                       const PooledOutput& output, const PoolPass& pass)
-      : columns_(feature.embedding_dim),
-        output_(output.data),
-        output_type_(output.type),
-        output_first_(sample * output.row_stride + feature.output_column) {
-    if (workspace.sums != nullptr) {
-      sums_ = workspace.sums + (sample - range.first_sample) * output.row_stride +
-              feature.output_column;
-    } else {
-      sums_ = output.type == ElementType::kFloat32
-                  ? static_cast<float*>(output.data) + output_first_
-                  : nullptr;
-    }
-    writes_output_ = sums_ == nullptr || (workspace.sums != nullptr && pass.ends_sums);
-  }
-
-  // The lane's columns begin at `column`.
-  __device__ __forceinline__ PooledColumns load_sums(int32_t column) const {
-    const float* from = sums_ + column;
-    PooledColumns columns{};
-    if (column + kPoolColumns <= columns_ && reinterpret_cast<uintptr_t>(from) % 16 == 0) {
-      const float4 first = reinterpret_cast<const float4*>(from)[0];
-      const float4 second = reinterpret_cast<const float4*>(from)[1];
-      columns = {{first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w}};
-      return columns;
-    }
-#pragma unroll
-    for (int j = 0; j < kPoolColumns; ++j) {
-      if (column + j < columns_) columns.sum[j] = from[j];
-    }
-    return columns;
-  }
-
-  __device__ __forceinline__ int32_t columns() const { return columns_; }
-
-  __device__ __forceinline__ void store(const PooledColumns& columns, int32_t column) const {
-    if (!writes_output_) {
-      store_as(columns, column, sums_, ElementType::kFloat32, 0);
-    } else {
-      store_as(columns, column, output_, output_type_, output_first_);
-    }
-  }
-
- private:
-  __device__ __forceinline__ void store_as(const PooledColumns& columns, int32_t column, void* data,
-                                           ElementType type, int64_t first) const {
-    const bool whole = column + kPoolColumns <= columns_;
-    if (type == ElementType::kFloat32) {
-      float* const to = static_cast<float*>(data) + first + column;
-      if (whole && reinterpret_cast<uintptr_t>(to) % 16 == 0) {
-        reinterpret_cast<float4*>(to)[0] =
-            make_float4(columns.sum[0], columns.sum[1], columns.sum[2], columns.sum[3]);
-        reinterpret_cast<float4*>(to)[1] =
-            make_float4(columns.sum[4], columns.sum[5], columns.sum[6], columns.sum[7]);
-        return;
-      }
-    } else {
-      __half* const to = static_cast<__half*>(data) + first + column;
-      if (whole && reinterpret_cast<uintptr_t>(to) % 16 == 0) {
-        uint32_t pairs[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          if (type == ElementType::kFloat16) {
-            pairs[i] = round_pair(columns.sum[2 * i], columns.sum[2 * i + 1]);
-          } else {
-            const __nv_bfloat162 pair =
-                __floats2bfloat162_rn(columns.sum[2 * i], columns.sum[2 * i + 1]);
-            pairs[i] = *reinterpret_cast<const uint32_t*>(&pair);
-          }
-        }
-        *reinterpret_cast<uint4*>(to) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
-        return;
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < kPoolColumns; ++j) {
-      if (column + j < columns_) {
-        store_element<float>(data, type, first + column + j, columns.sum[j]);
-      }
-    }
-  }
-
-  int32_t columns_;
-  float* sums_;  // or null
-  void* output_;
-  ElementType output_type_;
-  int64_t output_first_;
-  bool writes_output_;
-};
-
 // Sums over the parts of a warp that have the same columns.
-__device__ __forceinline__ void sum_parts(PooledColumns& columns, int lanes) {
-  for (int offset = lanes; offset < 32; offset *= 2) {
+template <int kLanes, typename row_t>
+__device__ __forceinline__ void sum_parts(PooledColumns<row_t>& columns) {
 #pragma unroll
-    for (int j = 0; j < kPoolColumns; ++j) {
+  for (int offset = kLanes; offset < 32; offset *= 2) {
+#pragma unroll
+    for (int j = 0; j < PooledColumns<row_t>::kCount; ++j) {
       columns.sum[j] += __shfl_xor_sync(kAllLanes, columns.sum[j], offset);
     }
   }
 }
+
+// Where one bag's sums are and where they go. Neither is read again soon: they shall not take the
+// place of rows in the caches.
+class BagTarget {
+ public:
+  __device__ __forceinline__ BagTarget(const PoolCall& call, const PoolFeature& feature,
+                                       int64_t sample)
+      : columns_(feature.embedding_dim),
+        data_(call.output.data),
+        type_(call.output.type),
+        first_(sample * call.output.row_stride + feature.output_column) {
+    const bool has_sums = call.workspace.sums != nullptr;
+    const int64_t sums_first =
+        has_sums ? first_ - call.range.first_sample * call.output.row_stride : first_;
+    sums_ = (has_sums ? call.workspace.sums : static_cast<float*>(data_)) + sums_first;
+    if (has_sums && !call.ends_sums) {
+      data_ = call.workspace.sums;
+      type_ = ElementType::kFloat32;
+      first_ = sums_first;
+    }
+  }
+
+  // Adds what the sums hold. The lane's columns begin at `column`.
+  template <typename row_t>
+  __device__ __forceinline__ void add_sums(PooledColumns<row_t>& columns, int32_t column) const {
+    constexpr int kCount = PooledColumns<row_t>::kCount;
+    const float* const from = sums_ + column;
+    if (is_whole<kCount>(column) && is_aligned(from)) {
+#pragma unroll
+      for (int j = 0; j < kCount; j += 4) {
+        columns.add_four(j, __ldcs(reinterpret_cast<const float4*>(from + j)));
+      }
+      return;
+    }
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) {
+      if (column + j < columns_) columns.sum[j] += from[j];
+    }
+  }
+
+  template <typename row_t>
+  __device__ __forceinline__ void store(const PooledColumns<row_t>& columns, int32_t column) const {
+    constexpr int kCount = PooledColumns<row_t>::kCount;
+    const int64_t first = first_ + column;
+    if (type_ == ElementType::kFloat32) {
+      float* const to = static_cast<float*>(data_) + first;
+      if (is_whole<kCount>(column) && is_aligned(to)) {
+#pragma unroll
+        for (int j = 0; j < kCount; j += 4) {
+          __stcs(reinterpret_cast<float4*>(to + j), columns.four(j));
+        }
+        return;
+      }
+    } else {
+      __half* const to = static_cast<__half*>(data_) + first;
+      if (is_whole<kCount>(column) && is_aligned(to)) {
+        store_16_bits(columns, to);
+        return;
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) {
+      if (column + j < columns_) store_element<float>(data_, type_, first + j, columns.sum[j]);
+    }
+  }
+
+ private:
+  template <int kCount>
+  __device__ __forceinline__ bool is_whole(int32_t column) const {
+    return column + kCount <= columns_;
+  }
+  static __device__ __forceinline__ bool is_aligned(const void* address) {
+    return reinterpret_cast<uintptr_t>(address) % 16 == 0;
+  }
+
+  template <typename row_t>
+  __device__ __forceinline__ void store_16_bits(const PooledColumns<row_t>& columns,
+                                                __half* to) const {
+    constexpr int kPairs = PooledColumns<row_t>::kCount / 2;
+    uint32_t pairs[kPairs];
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      pairs[i] = round_pair(columns.sum[2 * i], columns.sum[2 * i + 1]);
+      if (type_ == ElementType::kBFloat16) {
+        const __nv_bfloat162 pair =
+            __floats2bfloat162_rn(columns.sum[2 * i], columns.sum[2 * i + 1]);
+        pairs[i] = *reinterpret_cast<const uint32_t*>(&pair);
+      }
+    }
+    if constexpr (kPairs == 4) {
+      __stcs(reinterpret_cast<uint4*>(to), make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]));
+    } else {
+      __stcs(reinterpret_cast<uint2*>(to), make_uint2(pairs[0], pairs[1]));
+    }
+  }
+
+  int32_t columns_;
+  void* data_;
+  ElementType type_;
+  int64_t first_;
+  float* sums_;  // of no meaning where none are added
+};
 
 }  // namespace flowtt::cuda

@@ -51,6 +51,19 @@ def test_deterministic_results_do_not_depend_on_the_order(name: str, dtype: torc
     assert all(torch.equal(output, outputs[0]) for output in outputs)
 
 
+@pytest.mark.parametrize("allow_tf32", [False, True])
+def test_bags_do_not_depend_on_their_neighbours(allow_tf32: bool) -> None:
+    table = TABLES["16x4"]
+    ids = torch.randint(0, table.rows, (40,), generator=torch.Generator().manual_seed(1)).tolist()
+    outputs = []
+    for length in (0, 1, 30, 90, 600):
+        lengths = [20, length, 20]
+        around = ids[:20] + ids[:1] * length + ids[20:]
+        call = make_call([table], batch_size=3, lengths=lengths, ids=around)
+        outputs.append(forward(call, allow_tf32=allow_tf32, deterministic=True)[::2])
+    assert all(torch.equal(output, outputs[0]) for output in outputs)
+
+
 @pytest.mark.parametrize("multiprocessors", [1, 8, 40])
 @pytest.mark.parametrize("order", [Order.DESCENDING, Order.RANDOM], ids=["descending", "random"])
 def test_chunk_sizes(multiprocessors: int, order: Order) -> None:

@@ -91,6 +91,10 @@ T __ldcg(const T* address) {
   return __ldg(address);
 }
 template <typename T>
+T __ldcs(const T* address) {
+  return __ldg(address);
+}
+template <typename T>
 void __stcs(T* address, T value) {
   cuda_on_cpu::check_alignment(address);
   *address = value;
