@@ -190,7 +190,6 @@ __global__ void __launch_bounds__(kFoldThreads, 2)
         wanted > 0 ? min(atomicAdd(workspace.control + kUsedSlotsWord, wanted), capacity) : 0;
     scratch.first_slot = taken;
     scratch.slots = min(capacity - taken, wanted);
-    if (scratch.slots < rows.shared() + rows.single()) workspace.control[kAddedRowsWord] = 1;
   }
   uint32_t* const used_rows = workspace.control + kFoldedRowsWord + chunk.f;
   if (entry == 32) scratch.first_row = atomicAdd(used_rows, rows.all());

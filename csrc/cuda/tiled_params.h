@@ -31,11 +31,9 @@ inline constexpr int kTiledFeaturesPerLaunch = 20;
 
 // What the contraction wants zeroed for each range: queues and checkpoint tags. In words.
 inline constexpr int32_t kControlWords = 2048;
-// Of these, where lookups are folded: rows of each feature, slots that have been taken, and whether
-// rows are added to sums.
+// Of these, where lookups are folded: rows of each feature, and slots that have been taken.
 inline constexpr int32_t kFoldedRowsWord = 1984;
-inline constexpr int32_t kUsedSlotsWord = 2046;
-inline constexpr int32_t kAddedRowsWord = 2047;
+inline constexpr int32_t kUsedSlotsWord = 2047;
 static_assert(kFoldedRowsWord + kTiledFeaturesPerLaunch <= kUsedSlotsWord);
 // Prefix products that several blocks use, whatever the batch.
 inline constexpr int64_t kCheckpointBytes = int64_t{512} << 10;
