@@ -5,15 +5,9 @@
 
 #pragma once
 
-#include "tiled_runs.cuh"
+#include "tiled_chunks.cuh"
 
 namespace flowtt::cuda {
-
-constexpr int kPrepareThreads = 512;
-constexpr int kPrepareWarps = kPrepareThreads / 32;
-
-// The most lookups of a block's chunk.
-constexpr int kMaxChunk = 10 * kPrepareThreads;
 
 __device__ __forceinline__ int64_t bag_length(const BagBatch& batch, int64_t bag) {
   return load_index(batch.offsets, batch.offsets_are_int64, bag + 1) -
@@ -151,8 +145,8 @@ inline __device__ __noinline__ void mark_bags(BagMarks& marks, const BagBatch& b
 }
 
 // The sample of the chunk's lookup `item`, after mark_bags: as in GroupedLookup.
-inline __device__ __noinline__ uint32_t marked_sample(const BagMarks& marks, const BagBatch& batch,
-                                                      int32_t item) {
+__device__ __forceinline__ uint32_t marked_sample(const BagMarks& marks, const BagBatch& batch,
+                                                  int32_t item) {
   if (marks.searches()) {
     const int64_t bag = find_bag(batch.offsets, batch.offsets_are_int64, marks.bounds[0],
                                  marks.bounds[1], marks.first + item);

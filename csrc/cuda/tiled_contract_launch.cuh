@@ -42,7 +42,7 @@ cudaError_t launch_contract_kernel(const TiledLaunch& launch) {
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, warps * kWarpBytes);
   if (error != cudaSuccess) return error;
   return launch_kernel(kernel, blocks, warps * 32, warps * kWarpBytes, launch.plan.dependent_launch,
-                       1, launch.stream, launch.plan.group, launch.batch, launch.range,
+                       launch.stream, launch.plan.group, launch.batch, launch.range,
                        launch.workspace, launch.output);
 }
 

@@ -6,6 +6,9 @@
 
 namespace flowtt::cuda {
 
+// Tables of more rows take a longer way from an id to its digits.
+inline constexpr int64_t kMaxNarrowRows = int64_t{1} << 31;
+
 struct LookupDigits {
   uint32_t outer;  // as in GroupedLookup
   uint32_t i2;
@@ -23,7 +26,7 @@ __device__ __forceinline__ Quotient divide(uint32_t value, const Divisor& diviso
   return {quotient, value - quotient * divisor.value};
 }
 
-// Splits ids of less than 2^31 of one feature. Reads the feature's description once.
+// Splits ids of one feature. Reads the feature's description once.
 class IdSplitter {
  public:
   __device__ __forceinline__ explicit IdSplitter(const TiledFeature& feature)
@@ -33,17 +36,45 @@ class IdSplitter {
         bin_split_(feature.bin_split),
         minor_scale_(feature.minor_scale) {}
 
+  // kWide: of a table of more than kMaxNarrowRows.
+  template <bool kWide>
+  __device__ __forceinline__ LookupDigits split_id(int64_t id) const {
+    if constexpr (kWide) {
+      return split_wide(static_cast<uint64_t>(id));
+    } else {
+      return split(static_cast<uint32_t>(id));
+    }
+  }
+
+  // Of ids below 2^31.
   __device__ __forceinline__ LookupDigits split(uint32_t id) const {
     const Quotient third = divide(id, third_);
     const Quotient second = divide(third.quotient, second_);
     return finish(second.quotient, second.remainder, third.remainder);
   }
 
+  // Of any id: below 2^48, as factors are at most 2^16. By long division, 15 bits at a time, so
+  // that with the remainder in front they stay below 2^31.
+  __device__ __forceinline__ LookupDigits split_wide(uint64_t id) const {
+    const Quotient high = divide(static_cast<uint32_t>(id >> 30), third_);
+    const Quotient middle = divide(append(high.remainder, static_cast<uint32_t>(id >> 15)), third_);
+    const Quotient low = divide(append(middle.remainder, static_cast<uint32_t>(id)), third_);
+    const uint32_t prefix = high.quotient << 30 | middle.quotient << 15 | low.quotient;
+    const Quotient upper = divide(prefix >> 15, second_);
+    const Quotient lower = divide(append(upper.remainder, prefix), second_);
+    return finish(upper.quotient << 15 | lower.quotient, lower.remainder, low.remainder);
+  }
+
+ private:
   __device__ __forceinline__ LookupDigits finish(uint32_t i1, uint32_t i2, uint32_t i3) const {
     return {i1 | i3 << 16, i2, (i2 >> bin_shift_) * bin_split_ + __umulhi(i1, minor_scale_)};
   }
 
- private:
+  // The last 15 bits of `word` behind `front`.
+  static __device__ __forceinline__ uint32_t append(uint32_t front, uint32_t word) {
+    return front << 15 | (word & 0x7fff);
+  }
+
   static __device__ __forceinline__ Divisor divisor(const TiledFeature& feature, int core) {
     return {static_cast<uint32_t>(feature.p[core]), feature.reciprocals[core],
             feature.reciprocal_shifts[core]};
@@ -55,16 +86,5 @@ class IdSplitter {
   uint32_t bin_split_;
   uint32_t minor_scale_;
 };
-
-// The same for ids of any size.
-inline __device__ __noinline__ LookupDigits split_wide(const TiledFeature& feature, uint64_t id) {
-  const uint32_t p2 = static_cast<uint32_t>(feature.p[1]);
-  const uint32_t p3 = static_cast<uint32_t>(feature.p[2]);
-  const uint64_t prefix = id / p3;
-  const uint64_t i1 = prefix / p2;
-  return IdSplitter(feature).finish(static_cast<uint32_t>(i1),
-                                    static_cast<uint32_t>(prefix - i1 * p2),
-                                    static_cast<uint32_t>(id - prefix * p3));
-}
 
 }  // namespace flowtt::cuda

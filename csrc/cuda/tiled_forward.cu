@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "tiled_sort.h"
 #include "tiled_tilings.h"
 
 namespace flowtt::cuda {
@@ -45,6 +46,11 @@ int64_t row_bytes(const TiledPlan& plan) {
   return int64_t{plan.buffered_row_elements} * (plan.three_products ? 4 : 2);
 }
 
+// Of a range; no chunk has lookups of two features.
+int64_t max_chunks(const TiledPlan& plan) {
+  return ceil_div(plan.lookups_per_range, int64_t{1} << plan.chunk_shift) + plan.group.count - 1;
+}
+
 TiledWorkspace place_workspace(const TiledPlan& plan, const PooledOutput& output, Layout* layout) {
   const int64_t buffered = plan.row_slots > 0 ? plan.lookups_per_range : 0;
   const int64_t pieces = buffered / kPoolPiece;
@@ -56,16 +62,26 @@ TiledWorkspace place_workspace(const TiledPlan& plan, const PooledOutput& output
   workspace.factors = layout->take<float>(plan.has_factors ? plan.lookups_per_range : 0);
   workspace.sums =
       layout->take<float>(plan.has_sums ? plan.samples_per_range * output.row_stride : 0);
+  // One after the other: they are cleared together.
   workspace.control = layout->take<uint32_t>(kControlWords);
-  workspace.checkpoints = layout->take<char>(kCheckpointBytes);
+  workspace.piece_arrivals = layout->take<uint32_t>(pieces);
+  // What is only sorted with is dead before anything is written to rows or checkpoints.
+  const int64_t chunks = max_chunks(plan);
+  const int64_t sort_bytes =
+      chunks * (kBinSums + kMaxTiledBins) * static_cast<int64_t>(sizeof(uint32_t));
+  workspace.checkpoints =
+      layout->take<char>(std::max(kCheckpointBytes, buffered > 0 ? 0 : sort_bytes));
   workspace.scratch = layout->take<char>((plan.disabled & kFusionDisabled) != 0
                                              ? kScratchBytesPerMultiprocessor * plan.multiprocessors
                                              : 0);
-  workspace.rows = layout->take<char>(plan.row_slots * row_bytes(plan));
+  workspace.rows =
+      layout->take<char>(buffered > 0 ? std::max(plan.row_slots * row_bytes(plan), sort_bytes) : 0);
   workspace.row_of_lookup = layout->take<uint2>(buffered);
   workspace.piece_sums = layout->take<float>(pieces * plan.buffered_row_elements);
   workspace.piece_bags = layout->take<uint2>(pieces);
-  workspace.piece_arrivals = layout->take<uint32_t>(pieces);
+  workspace.bin_sums =
+      static_cast<uint32_t*>(buffered > 0 ? workspace.rows : workspace.checkpoints);
+  workspace.bin_starts = workspace.bin_sums + chunks * kBinSums;
   workspace.rows_per_block = plan.rows_per_block;
   workspace.buffered_row_elements = plan.buffered_row_elements;
   return workspace;
@@ -189,6 +205,7 @@ cudaError_t plan_tiled_forward(const BagBatch& batch, const PooledOutput& output
   plan->tiling.exact = plan->tiling.exact && aligned;
 
   plan_packing(plan);
+  plan->chunk_shift = choose_chunk_shift(plan->lookups_per_range, plan->multiprocessors);
   Layout layout(nullptr);
   place_workspace(*plan, output, &layout);
   plan->workspace_bytes = static_cast<size_t>(layout.bytes());
@@ -202,6 +219,7 @@ cudaError_t launch_tiled_forward(const TiledPlan& plan, const BagBatch& batch,
   TiledRange range{};
   range.disabled = plan.disabled;
   range.buffered_sharers = plan.buffered_sharers;
+  range.chunk_shift = plan.chunk_shift;
   const int64_t bags = batch.num_features * batch.batch_size;
   if (batch.nnz > 0 && batch.nnz % bags == 0 && batch.nnz / bags < int64_t{1} << 31) {
     range.bag_length = static_cast<uint32_t>(batch.nnz / bags);

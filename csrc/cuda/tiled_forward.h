@@ -46,6 +46,7 @@ struct TiledPlan {
   // Set by plan_tiled_forward.
   int64_t lookups_per_range;
   int64_t samples_per_range;
+  int32_t chunk_shift;  // as in TiledRange
   int64_t packed_halves;
   int64_t num_exponents;
   int64_t row_slots;              // 0: rows of bags are added to their sums
@@ -53,7 +54,7 @@ struct TiledPlan {
   int32_t buffered_row_elements;  // as in TiledWorkspace
   int32_t buffered_sharers;       // as in TiledRange
   int32_t multiprocessors;
-  bool dependent_launch;  // the device has programmatic dependent launch, and clusters
+  bool dependent_launch;  // the device has programmatic dependent launch
   bool has_factors;
   bool adds_to_sums;  // sums are not written once, by the pooling kernel
   bool has_sums;      // in the workspace

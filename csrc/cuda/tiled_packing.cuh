@@ -16,7 +16,7 @@
 
 #include "float_types.cuh"
 #include "tensor_core.cuh"
-#include "tiled_bags.cuh"
+#include "tiled_chunks.cuh"
 #include "tiled_params.h"
 
 namespace flowtt::cuda {

@@ -18,6 +18,10 @@ inline constexpr int32_t kMaxTiledFactor = 65536;
 // Bins that the lookups of a feature are sorted into: one counter each in shared memory.
 inline constexpr int32_t kMaxTiledBins = 4096;
 
+// Bins whose lookups are summed up when places are found for them, by a block.
+inline constexpr int32_t kSummedBins = 128;
+inline constexpr int32_t kBinSums = kMaxTiledBins / kSummedBins;
+
 // A tile is the rows of four prefixes: q1 and q2 fill at most four rows of it each.
 inline constexpr int kTileLookups = 4;
 inline constexpr int kMaxTiledQ = 4;
@@ -113,7 +117,7 @@ struct TiledRange {
   int64_t end_sample;
   int64_t first_lookup;
   int64_t end_lookup;
-  int32_t run_lookups;  // the most that one cluster sorts in one go
+  int32_t chunk_shift;  // log2 of the lookups of a block that sorts
   // The length that all bags of the call have, if they have one length, or 0, and 2^32 divided by
   // it, rounded down, at most 2^32 - 1.
   uint32_t bag_length;
@@ -134,10 +138,14 @@ struct TiledWorkspace {
   int32_t* exponents;   // binary exponent of each slice's scale
   float* sums;          // [samples of the range, row_stride] of a 16-bit output, or null
   uint32_t* control;    // [kControlWords], zeros when the contraction starts
-  void* checkpoints;    // kCheckpointBytes
-  void* scratch;        // kScratchBytesPerMultiprocessor for each; null unless fusion is disabled
-  void* rows;           // [slots, buffered_row_elements]: fp16 with one product, fp32 with three;
-                        // or null: rows of bags are added to their sums
+  // Of the preparation, not after it: [chunks, kMaxTiledBins] lookups of each bin of each chunk,
+  // then where they start; and [chunks, kBinSums] sums of the former.
+  uint32_t* bin_starts;
+  uint32_t* bin_sums;
+  void* checkpoints;  // kCheckpointBytes
+  void* scratch;      // kScratchBytesPerMultiprocessor for each; null unless fusion is disabled
+  void* rows;         // [slots, buffered_row_elements]: fp16 with one product, fp32 with three;
+                      // or null: rows of bags are added to their sums
   uint2*
       row_of_lookup;  // {slot or kAddedRow, bits of the row's factor} by position; null as `rows`
   // Bags of many lookups are summed in pieces of kPoolPiece lookups.

@@ -36,7 +36,7 @@ cudaError_t launch_tiled_pool(const TiledLaunch& launch) {
   const int64_t blocks = pass.piece_blocks + (bags + bags_per_block - 1) / bags_per_block;
   return launch_kernel(
       launch.plan.three_products ? tiled_pool_kernel<float> : tiled_pool_kernel<__half>, blocks,
-      kPoolThreads, 0, launch.plan.dependent_launch, 1, launch.stream, group, launch.batch,
+      kPoolThreads, 0, launch.plan.dependent_launch, launch.stream, group, launch.batch,
       launch.range, launch.workspace, launch.output, pass);
 }
 

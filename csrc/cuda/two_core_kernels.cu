@@ -19,8 +19,8 @@ cudaError_t launch(const TiledLaunch& launch) {
       static_cast<int64_t>(launch.plan.multiprocessors) * Products::kBlocks,
       (lookups + Products::kWarps * kMinPerWarp - 1) / (Products::kWarps * kMinPerWarp));
   return launch_kernel(two_core_kernel<kSteps, kTiles, kThree>, blocks, Products::kWarps * 32, 0,
-                       launch.plan.dependent_launch, 1, launch.stream, launch.plan.group,
-                       launch.batch, launch.range, launch.workspace, launch.output);
+                       launch.plan.dependent_launch, launch.stream, launch.plan.group, launch.batch,
+                       launch.range, launch.workspace, launch.output);
 }
 
 template <int kSteps, int kTiles>

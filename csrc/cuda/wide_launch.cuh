@@ -54,7 +54,7 @@ cudaError_t launch_wide_contract(const TiledLaunch& launch) {
       std::min<int64_t>(int64_t{kBlocks} * launch.plan.multiprocessors, kQueueWords),
       (lookups + kGranule - 1) / kGranule);
   return launch_kernel(kernel, blocks, kWideWarps * 32, dynamic_bytes, launch.plan.dependent_launch,
-                       1, launch.stream, launch.plan.group, launch.batch, launch.range,
+                       launch.stream, launch.plan.group, launch.batch, launch.range,
                        launch.workspace, launch.output, arena_bytes);
 }
 

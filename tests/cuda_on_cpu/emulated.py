@@ -26,11 +26,10 @@ class Order(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """As in grid.h. Before compute capability 9 there are no clusters."""
+    """As in grid.h. Before compute capability 9 there is no programmatic dependent launch."""
 
     multiprocessors: int = 4
     capability_major: int = 9
-    max_cluster: int = 16
     order: Order = Order.ASCENDING
     seed: int = 1
 
@@ -42,7 +41,7 @@ def _library() -> ctypes.CDLL:
     path = build.library()
     torch.ops.load_library(path)
     library = ctypes.CDLL(str(path))
-    library.cuda_on_cpu_set_device.argtypes = [ctypes.c_int] * 4 + [ctypes.c_uint64]
+    library.cuda_on_cpu_set_device.argtypes = [ctypes.c_int] * 3 + [ctypes.c_uint64]
     library.cuda_on_cpu_set_device.restype = None
     return library
 

@@ -51,18 +51,18 @@ def test_deterministic_results_do_not_depend_on_the_order(name: str, dtype: torc
     assert all(torch.equal(output, outputs[0]) for output in outputs)
 
 
-@pytest.mark.parametrize("max_cluster", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("multiprocessors", [1, 8, 40])
 @pytest.mark.parametrize("order", [Order.DESCENDING, Order.RANDOM], ids=["descending", "random"])
-def test_cluster_sizes(max_cluster: int, order: Order) -> None:
-    """Enough lookups for clusters of 16 blocks, and for parts of the bins."""
+def test_chunk_sizes(multiprocessors: int, order: Order) -> None:
+    """Chunks of four, two and one lookups a thread, by the number of multiprocessors."""
     table = Table((20, 22, 25), (4, 4, 4), (3, 2), 10_007)
     call = make_call([table], batch_size=3000, max_length=6, weighted=True)
-    device = Device(40, max_cluster=max_cluster, order=order)
+    device = Device(multiprocessors, order=order)
     assert_near(forward(call, device, allow_tf32=True), expect(call).output, ONE_PRODUCT)
 
 
 @pytest.mark.parametrize("name", SOME)
-def test_device_without_clusters(name: str) -> None:
+def test_device_without_dependent_launches(name: str) -> None:
     call = make_call([TABLES[name]], batch_size=200)
     device = Device(1, capability_major=8)
     assert_near(forward(call, device), expect(call).output, THREE_PRODUCTS)

@@ -28,23 +28,13 @@ enum cudaDeviceAttr {
   cudaDevAttrMaxSharedMemoryPerMultiprocessor,
   cudaDevAttrReservedSharedMemoryPerBlock,
 };
-enum cudaFuncAttribute {
-  cudaFuncAttributeMaxDynamicSharedMemorySize,
-  cudaFuncAttributeNonPortableClusterSizeAllowed,
-};
-enum cudaLaunchAttributeID {
-  cudaLaunchAttributeProgrammaticStreamSerialization,
-  cudaLaunchAttributeClusterDimension,
-  cudaLaunchAttributeClusterSchedulingPolicyPreference,
-};
-enum cudaClusterSchedulingPolicy { cudaClusterSchedulingPolicySpread };
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
+enum cudaLaunchAttributeID { cudaLaunchAttributeProgrammaticStreamSerialization };
 
 struct cudaLaunchAttribute {
   cudaLaunchAttributeID id;
   struct {
-    dim3 clusterDim;
     int programmaticStreamSerializationAllowed;
-    cudaClusterSchedulingPolicy clusterSchedulingPolicyPreference;
   } val;
 };
 
@@ -64,23 +54,13 @@ inline cudaError_t last_error = cudaSuccess;
 // kernel<<<grid, block, shared_bytes, stream>>>(arguments...), to its end.
 template <typename... Parameters>
 auto launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
-            cudaStream_t /*stream*/, int cluster = 1) {
+            cudaStream_t /*stream*/) {
   return [=](const auto&... arguments) {
     const std::tuple<std::remove_const_t<Parameters>...> values(arguments...);
-    const bool finished =
-        run_grid(grid, block, shared_bytes, cluster, [&] { std::apply(kernel, values); });
+    const bool finished = run_grid(grid, block, shared_bytes, [&] { std::apply(kernel, values); });
     last_error = finished ? cudaSuccess : cudaErrorLaunchFailure;
     return last_error;
   };
-}
-
-inline int cluster_of(const cudaLaunchConfig_t& config) {
-  for (unsigned i = 0; i < config.numAttrs; ++i) {
-    if (config.attrs[i].id == cudaLaunchAttributeClusterDimension) {
-      return static_cast<int>(config.attrs[i].val.clusterDim.x);
-    }
-  }
-  return 1;
 }
 
 }  // namespace cuda_on_cpu
@@ -95,9 +75,8 @@ inline const char* cudaGetErrorName(cudaError_t error) {
 }
 inline const char* cudaGetErrorString(cudaError_t error) { return cudaGetErrorName(error); }
 
-// The product remembers by device how large its clusters may be.
 inline cudaError_t cudaGetDevice(int* number) {
-  *number = cuda_on_cpu::device.capability_major >= 9 ? cuda_on_cpu::device.max_cluster : 0;
+  *number = 0;
   return cudaSuccess;
 }
 
@@ -127,15 +106,9 @@ cudaError_t cudaFuncSetAttribute(Kernel, cudaFuncAttribute, int) {
   return cudaSuccess;
 }
 
-template <typename Kernel>
-cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, Kernel, cudaLaunchConfig_t* config) {
-  *clusters = cuda_on_cpu::cluster_of(*config) <= cuda_on_cpu::device.max_cluster ? 2 : 0;
-  return cudaSuccess;
-}
-
 template <typename... Parameters, typename... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                                const Arguments&... arguments) {
   return cuda_on_cpu::launch(kernel, config->gridDim, config->blockDim, config->dynamicSmemBytes,
-                             config->stream, cuda_on_cpu::cluster_of(*config))(arguments...);
+                             config->stream)(arguments...);
 }

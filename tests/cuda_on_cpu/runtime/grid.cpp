@@ -60,7 +60,6 @@ void end_fiber() {
   fiber.ended = true;
   fiber.warp->barrier.leave();
   fiber.block->barrier.leave();
-  fiber.block->cluster->barrier.leave();
   idle_turns = 0;
 }
 
@@ -84,54 +83,43 @@ std::unique_ptr<Block> make_block(size_t dynamic_bytes) {
   return block;
 }
 
-std::unique_ptr<Cluster> start_cluster(unsigned first_block, int size, size_t dynamic_bytes) {
-  auto cluster = std::make_unique<Cluster>();
+std::unique_ptr<Block> start_block(unsigned number, size_t dynamic_bytes) {
+  auto block = make_block(dynamic_bytes);
   const int threads = static_cast<int>(block_dimensions.x);
-  cluster->barrier.members = size * threads;
-  for (int rank = 0; rank < size; ++rank) {
-    cluster->blocks.push_back(make_block(dynamic_bytes));
-    Block& block = *cluster->blocks.back();
-    const unsigned number = first_block + rank;
-    block.index = {number % grid_dimensions.x, number / grid_dimensions.x, 0};
-    block.rank = rank;
-    block.cluster = cluster.get();
-    block.barrier.members = threads;
-    block.warps.resize((threads + kLanes - 1) / kLanes);
-    for (int thread = 0; thread < threads; ++thread) {
-      auto fiber = std::make_unique<Fiber>();
-      fiber->thread = {static_cast<unsigned>(thread), 0, 0};
-      fiber->lane = thread % kLanes;
-      fiber->warp = &block.warps[thread / kLanes];
-      ++fiber->warp->barrier.members;
-      fiber->block = &block;
-      start_on_new_stack(fiber.get(), run_fiber);
-      ready.push_back(fiber.get());
-      cluster->fibers.push_back(std::move(fiber));
-    }
+  block->index = {number % grid_dimensions.x, number / grid_dimensions.x, 0};
+  block->barrier.members = threads;
+  block->warps.resize((threads + kLanes - 1) / kLanes);
+  for (int thread = 0; thread < threads; ++thread) {
+    auto fiber = std::make_unique<Fiber>();
+    fiber->thread = {static_cast<unsigned>(thread), 0, 0};
+    fiber->lane = thread % kLanes;
+    fiber->warp = &block->warps[thread / kLanes];
+    ++fiber->warp->barrier.members;
+    fiber->block = block.get();
+    start_on_new_stack(fiber.get(), run_fiber);
+    ready.push_back(fiber.get());
+    block->fibers.push_back(std::move(fiber));
   }
-  cluster->live = cluster->fibers.size();
-  return cluster;
+  block->live = block->fibers.size();
+  return block;
 }
 
-void end_cluster(const Cluster& cluster) {
-  for (const auto& fiber : cluster.fibers) {
+void end_block(const Block& block) {
+  for (const auto& fiber : block.fibers) {
     if (!give_stack_back(fiber.get())) {
       std::fprintf(stderr, "cuda_on_cpu: the stack of a thread was too small\n");
       failed = true;
     }
   }
-  for (const auto& block : cluster.blocks) {
-    const std::byte* gap = block->shared + block->dynamic_bytes;
-    if (!std::all_of(gap, gap + kGapBytes,
-                     [](std::byte value) { return value == std::byte{kUninitialised}; })) {
-      std::fprintf(stderr, "cuda_on_cpu: block %u wrote beyond its shared memory\n",
-                   block->index.x);
-      failed = true;
-    }
+  const std::byte* gap = block.shared + block.dynamic_bytes;
+  if (!std::all_of(gap, gap + kGapBytes,
+                   [](std::byte value) { return value == std::byte{kUninitialised}; })) {
+    std::fprintf(stderr, "cuda_on_cpu: block %u wrote beyond its shared memory\n", block.index.x);
+    failed = true;
   }
 }
 
-std::vector<unsigned> order_of_clusters(unsigned count) {
+std::vector<unsigned> order_of_blocks(unsigned count) {
   std::vector<unsigned> order(count);
   std::iota(order.begin(), order.end(), 0u);
   if (device.order == Order::kDescending) std::reverse(order.begin(), order.end());
@@ -139,11 +127,11 @@ std::vector<unsigned> order_of_clusters(unsigned count) {
   return order;
 }
 
-size_t resident_clusters(size_t dynamic_bytes, int size) {
+size_t resident_blocks(size_t dynamic_bytes) {
   const size_t by_threads = kThreadsPerMultiprocessor / block_dimensions.x;
   const size_t by_memory = kSharedBytesPerMultiprocessor / (dynamic_bytes + 1024);
   const size_t blocks = std::max<size_t>(std::min(by_threads, by_memory), 1);
-  return std::max<size_t>(device.multiprocessors * blocks / size, 1);
+  return std::max<size_t>(device.multiprocessors * blocks, 1);
 }
 
 }  // namespace
@@ -240,15 +228,13 @@ const Exchange& exchange(Operation operation, unsigned mask, const void* value, 
   return values;
 }
 
-bool run_grid(dim3 grid, dim3 block, size_t shared_bytes, int cluster,
-              const std::function<void()>& kernel) {
+bool run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& kernel) {
   const unsigned blocks = grid.x * grid.y;
-  if (blocks % cluster != 0 || cluster > device.max_cluster || shared_bytes > kMaxDynamicBytes ||
-      block.x > 1024 || grid.z * block.y * block.z != 1) {
-    std::fprintf(stderr,
-                 "cuda_on_cpu: a launch of %u blocks of %u threads, clusters of %d and %zu "
-                 "bytes of shared memory\n",
-                 blocks, block.x, cluster, shared_bytes);
+  if (blocks == 0 || shared_bytes > kMaxDynamicBytes || block.x > 1024 ||
+      grid.z * block.y * block.z != 1) {
+    std::fprintf(
+        stderr, "cuda_on_cpu: a launch of %u blocks of %u threads and %zu bytes of shared memory\n",
+        blocks, block.x, shared_bytes);
     return false;
   }
   block_dimensions = block;
@@ -256,28 +242,28 @@ bool run_grid(dim3 grid, dim3 block, size_t shared_bytes, int cluster,
   body = &kernel;
   failed = false;
   idle_turns = 0;
-  const std::vector<unsigned> order = order_of_clusters(blocks / cluster);
-  const size_t most = resident_clusters(shared_bytes, cluster);
-  std::map<const Cluster*, std::unique_ptr<Cluster>> resident;
+  const std::vector<unsigned> order = order_of_blocks(blocks);
+  const size_t most = resident_blocks(shared_bytes);
+  std::map<const Block*, std::unique_ptr<Block>> resident;
   size_t started = 0;
   while (!failed) {
     while (resident.size() < most && started < order.size()) {
-      auto next = start_cluster(order[started++] * cluster, cluster, shared_bytes);
+      auto next = start_block(order[started++], shared_bytes);
       resident.emplace(next.get(), std::move(next));
     }
     if (resident.empty()) break;
     if (ready.empty() || ++idle_turns > kMaxIdleTurns) {
-      std::fprintf(stderr, "cuda_on_cpu: %zu clusters wait for ever\n", resident.size());
+      std::fprintf(stderr, "cuda_on_cpu: %zu blocks wait for ever\n", resident.size());
       failed = true;
       break;
     }
     current = next_fiber();
     resume(current);
     if (!current->ended) continue;
-    Cluster& its_cluster = *current->block->cluster;
-    if (--its_cluster.live > 0) continue;
-    end_cluster(its_cluster);
-    resident.erase(&its_cluster);
+    Block& its_block = *current->block;
+    if (--its_block.live > 0) continue;
+    end_block(its_block);
+    resident.erase(&its_block);
   }
   for (const auto& [key, left] : resident) {
     for (const auto& fiber : left->fibers) give_stack_back(fiber.get());
@@ -289,9 +275,11 @@ bool run_grid(dim3 grid, dim3 block, size_t shared_bytes, int cluster,
 
 }  // namespace cuda_on_cpu
 
-extern "C" __attribute__((visibility("default"))) void cuda_on_cpu_set_device(
-    int multiprocessors, int capability_major, int max_cluster, int order, uint64_t seed) {
-  cuda_on_cpu::device = {multiprocessors, capability_major, max_cluster,
-                         static_cast<cuda_on_cpu::Order>(order), seed};
+extern "C" __attribute__((visibility("default"))) void cuda_on_cpu_set_device(int multiprocessors,
+                                                                              int capability_major,
+                                                                              int order,
+                                                                              uint64_t seed) {
+  cuda_on_cpu::device = {multiprocessors, capability_major, static_cast<cuda_on_cpu::Order>(order),
+                         seed};
   cuda_on_cpu::generator.seed(seed);
 }

@@ -18,7 +18,6 @@ struct dim3 {
 namespace cuda_on_cpu {
 
 struct Fiber;
-struct Cluster;
 
 // Which of the threads that can run comes next.
 enum class Order : int { kAscending, kDescending, kRandom };
@@ -27,7 +26,6 @@ enum class Order : int { kAscending, kDescending, kRandom };
 struct Device {
   int multiprocessors = 4;
   int capability_major = 9;
-  int max_cluster = 16;  // blocks
   Order order = Order::kAscending;
   uint64_t seed = 1;
 };
@@ -71,8 +69,6 @@ struct Warp {
 
 struct Block {
   dim3 index;
-  int rank = 0;  // in the cluster
-  Cluster* cluster = nullptr;
   Barrier barrier;
   Barrier named_barrier;  // of some of the threads
   bool votes[2] = {true, true};
@@ -83,15 +79,10 @@ struct Block {
   size_t shared_bytes = 0;
   std::map<int, size_t> variables;  // offsets of the static variables
   std::unique_ptr<std::byte[]> storage;
+  std::vector<std::unique_ptr<Fiber>> fibers;
+  size_t live = 0;  // of them
 
   void* variable(int number, size_t bytes, size_t alignment);
-};
-
-struct Cluster {
-  std::vector<std::unique_ptr<Block>> blocks;
-  std::vector<std::unique_ptr<Fiber>> fibers;
-  Barrier barrier;
-  size_t live = 0;
 };
 
 // An asynchronous copy that has not arrived.
@@ -109,7 +100,6 @@ struct Fiber {
   Warp* warp = nullptr;
   Block* block = nullptr;
   bool ended = false;
-  uint64_t cluster_arrival = 0;
   std::vector<PendingCopy> copies;
 };
 
@@ -127,8 +117,7 @@ void give_way();
 bool toss();
 
 // Runs the kernel to its end; false when it failed.
-bool run_grid(dim3 grid, dim3 block, size_t shared_bytes, int cluster,
-              const std::function<void()>& kernel);
+bool run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& kernel);
 
 // `value` of every lane that has not ended.
 const Exchange& exchange(Operation operation, unsigned mask, const void* value, size_t bytes);

@@ -1,0 +1,19 @@
+// The host side of the sort: how lookups are cut into chunks, and its first and last launch.
+
+#pragma once
+
+#include "tiled_kernel_launch.cuh"
+
+namespace flowtt::cuda {
+
+// Defined in tiled_sort.cu. As in TiledRange.
+int32_t choose_chunk_shift(int64_t lookups, int32_t multiprocessors);
+
+// Of a launch, at most.
+int32_t max_chunks(const TiledLaunch& launch);
+
+// The launches that are the same for all tables.
+cudaError_t launch_count(const TiledLaunch& launch);
+cudaError_t launch_scatter(const TiledLaunch& launch);
+
+}  // namespace flowtt::cuda
