@@ -14,8 +14,9 @@ struct ScatterScratch {
   alignas(16) uint32_t bins[kMaxTiledBins];  // lookups of the chunk that have been seen
   SortedChunk chunk;
   BagMarks marks;
-  // As many as a chunk has: {outer, i2, sample as in GroupedLookup, bin | rank within the chunk and
-  // the bin << kRankShift}. A thread reads only what it has written.
+  // As many as a chunk has: {outer, i2, sample (of bags that are marked), all as in GroupedLookup,
+  // bin | rank within the chunk and the bin << kRankShift}. A thread reads only what it has
+  // written.
   alignas(16) uint4 lookups[1];
 
   static constexpr int kRankShift = 12;
@@ -38,14 +39,11 @@ __device__ __forceinline__ bool confirm_bags(const EqualBags& bags, const offset
 }
 
 // Finds out whether the bags of all lookups of the chunk are of one length, and marks the chunk's
-// bags if not. Called by all threads; ends with a barrier.
+// bags if not. Called by all threads; may have barriers.
 __device__ __forceinline__ bool find_bags(ScatterScratch& scratch, const SortedChunk& chunk,
                                           const TiledGroup& group, const BagBatch& batch,
                                           const TiledRange& range) {
-  if (batch.pooling_mode == PoolingMode::kNone) {
-    __syncthreads();
-    return true;
-  }
+  if (batch.pooling_mode == PoolingMode::kNone) return true;
   const int64_t first_bag =
       group.features[chunk.feature].feature * batch.batch_size + range.first_sample;
   const EqualBags bags(chunk);
@@ -62,62 +60,72 @@ __device__ __forceinline__ bool find_bags(ScatterScratch& scratch, const SortedC
   return false;
 }
 
-// The sample of the chunk's lookup `item`, as in GroupedLookup.
-__device__ __forceinline__ uint32_t find_sample(const ScatterScratch& scratch,
-                                                const SortedChunk& chunk, bool equal_bags,
-                                                const BagBatch& batch, const TiledRange& range,
-                                                int32_t item) {
+// Stages the samples of the thread's lookups, after mark_bags.
+inline __device__ __noinline__ void stage_marked_samples(ScatterScratch& scratch,
+                                                         const BagBatch& batch, int32_t count) {
+#pragma unroll 1
+  for (int32_t item = threadIdx.x; item < count; item += kPrepareThreads) {
+    scratch.lookups[item].z = marked_sample(scratch.marks, batch, item);
+  }
+}
+
+// The sample of the chunk's lookup `item`, as in GroupedLookup. staged: what the lookup has.
+__device__ __forceinline__ uint32_t find_sample(uint32_t staged, const SortedChunk& chunk,
+                                                bool equal_bags, const BagBatch& batch,
+                                                const TiledRange& range, int32_t item) {
   if (batch.pooling_mode == PoolingMode::kNone) {
     return static_cast<uint32_t>(range.first_lookup + chunk.first + item) | kLoneLookup;
   }
-  if (!equal_bags) return marked_sample(scratch.marks, batch, item);
+  if (!equal_bags) return staged;
   const EqualBags bags(chunk);
   return (static_cast<uint32_t>(range.first_sample) + bags.bag_of(item)) |
          (bags.length == 1 ? kLoneLookup : 0);
 }
 
-// The factor of the row of the chunk's lookup `item`.
-__device__ __forceinline__ float find_factor(const SortedChunk& chunk, const TiledFeature& feature,
-                                             bool equal_bags, const BagBatch& batch,
-                                             const TiledRange& range, uint32_t sample,
-                                             int32_t item) {
-  const float weight = load_sample_weight<float>(batch, range.first_lookup + chunk.first + item);
-  if (batch.pooling_mode != PoolingMode::kMean) return weight;
-  const int64_t length =
-      equal_bags ? chunk.bag_length
-                 : bag_length(batch, feature.feature * batch.batch_size + (sample & ~kLoneLookup));
-  return weight / static_cast<float>(length);
+// Writes the factors of the thread's lookups, of which `z` and `w` are the sample and the entry.
+inline __device__ __noinline__ void write_factors(const ScatterScratch& scratch,
+                                                  const TiledFeature& feature,
+                                                  const SortedChunk& chunk, bool equal_bags,
+                                                  const BagBatch& batch, int64_t first,
+                                                  float* factors) {
+#pragma unroll 1
+  for (int32_t item = threadIdx.x; item < chunk.count; item += kPrepareThreads) {
+    const uint4 lookup = scratch.lookups[item];
+    float factor = load_sample_weight<float>(batch, first + item);
+    if (batch.pooling_mode == PoolingMode::kMean) {
+      const int64_t length =
+          equal_bags
+              ? chunk.bag_length
+              : bag_length(batch, feature.feature * batch.batch_size + (lookup.z & ~kLoneLookup));
+      factor /= static_cast<float>(length);
+    }
+    factors[lookup.w] = factor;
+  }
 }
 
-// Takes apart the ids of the chunk, finds the samples, and numbers the lookups of each bin. Returns
-// whether bags are of one length.
+// Takes apart the ids of the chunk and numbers the lookups of each bin.
 template <bool kWide>
-__device__ __forceinline__ bool stage_lookups(ScatterScratch& scratch, const SortedChunk& chunk,
-                                              const TiledGroup& group, const BagBatch& batch,
+__device__ __forceinline__ void stage_lookups(ScatterScratch& scratch, const SortedChunk& chunk,
+                                              const TiledFeature& feature, const BagBatch& batch,
                                               const TiledRange& range) {
-  const TiledFeature& feature = group.features[chunk.feature];
-  const int64_t first = range.first_lookup + chunk.first;
-  int64_t ids[kBatch];
-  load_ids(ids, batch, first + threadIdx.x, chunk.count - static_cast<int32_t>(threadIdx.x));
-  const bool equal_bags = find_bags(scratch, chunk, group, batch, range);
   const IdSplitter splitter(feature);
+  const int64_t first = range.first_lookup + chunk.first;
 #pragma unroll 1
-  for (int32_t base = threadIdx.x; base < chunk.count;) {
+  for (int32_t base = threadIdx.x; base < chunk.count; base += kBatch * kPrepareThreads) {
+    const int32_t existing = chunk.count - base;
+    int64_t ids[kBatch];
+    load_ids(ids, batch, first + base, existing);
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      const int32_t item = base + i * kPrepareThreads;
-      if (item >= chunk.count) break;
       // The launch that counts reports ids without a row, but maybe later.
       const LookupDigits digits = splitter.split_id<kWide>(has_row(feature, ids[i]) ? ids[i] : 0);
-      const uint32_t rank = atomicAdd(&scratch.bins[digits.bin], 1u);
-      scratch.lookups[item] = make_uint4(
-          digits.outer, digits.i2, find_sample(scratch, chunk, equal_bags, batch, range, item),
-          digits.bin | rank << ScatterScratch::kRankShift);
+      if (i * kPrepareThreads < existing) {
+        const uint32_t rank = atomicAdd(&scratch.bins[digits.bin], 1u);
+        scratch.lookups[base + i * kPrepareThreads] =
+            make_uint4(digits.outer, digits.i2, 0, digits.bin | rank << ScatterScratch::kRankShift);
+      }
     }
-    base += kBatch * kPrepareThreads;
-    load_ids(ids, batch, first + base, chunk.count - base);
   }
-  return equal_bags;
 }
 
 // Writes the entries of chunk `number`. Called by all threads of a block.
@@ -132,43 +140,55 @@ __device__ __forceinline__ void scatter_chunk(ScatterScratch& scratch, const Til
   const SortedChunk chunk = find_chunk(scratch.chunk, group, batch, range, number);
   if (chunk.feature < 0) return;
   const TiledFeature& feature = group.features[chunk.feature];
-  const bool equal_bags = feature.num_embeddings > kMaxNarrowRows
-                              ? stage_lookups<true>(scratch, chunk, group, batch, range)
-                              : stage_lookups<false>(scratch, chunk, group, batch, range);
+  __syncthreads();
+  if (feature.num_embeddings > kMaxNarrowRows) {
+    stage_lookups<true>(scratch, chunk, feature, batch, range);
+  } else {
+    stage_lookups<false>(scratch, chunk, feature, batch, range);
+  }
+  const bool equal_bags = find_bags(scratch, chunk, group, batch, range);
+  if (!equal_bags) stage_marked_samples(scratch, batch, chunk.count);
   const bool sorts = !keeps_order(range);
   const uint32_t* const starts =
       workspace.bin_starts + static_cast<int64_t>(number) * kMaxTiledBins;
   wait_for_previous_kernel();
 #pragma unroll 1
   for (int32_t base = threadIdx.x; base < chunk.count; base += kBatch * kPrepareThreads) {
+    const int32_t existing = chunk.count - base;
     uint4 lookups[kBatch];
     uint32_t entries[kBatch];
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      const int32_t item = base + i * kPrepareThreads;
-      if (item >= chunk.count) break;
-      lookups[i] = scratch.lookups[item];
-      entries[i] = sorts ? starts[lookups[i].w & (kMaxTiledBins - 1)] : item;
+      // All loads of the batch are under way before the first is used.
+      const bool exists = i * kPrepareThreads < existing;
+      lookups[i] = scratch.lookups[exists ? base + i * kPrepareThreads : base];
+      const uint32_t bin = lookups[i].w & (kMaxTiledBins - 1);
+      entries[i] = sorts ? starts[bin] : base + i * kPrepareThreads;
     }
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       const int32_t item = base + i * kPrepareThreads;
-      if (item >= chunk.count) break;
       const uint32_t entry =
           chunk.first_entry + entries[i] + (sorts ? lookups[i].w >> ScatterScratch::kRankShift : 0);
-      const uint32_t sample = lookups[i].z;
-      reinterpret_cast<uint4*>(workspace.entries)[entry] =
-          make_uint4(lookups[i].x, lookups[i].y, chunk.first + item, sample);
-      if (workspace.factors != nullptr) {
-        workspace.factors[entry] =
-            find_factor(chunk, feature, equal_bags, batch, range, sample, item);
+      const uint32_t sample = find_sample(lookups[i].z, chunk, equal_bags, batch, range, item);
+      if (i * kPrepareThreads < existing) {
+        reinterpret_cast<uint4*>(workspace.entries)[entry] =
+            make_uint4(lookups[i].x, lookups[i].y, chunk.first + item, sample);
+        if (workspace.factors != nullptr) {
+          scratch.lookups[item].z = sample;
+          scratch.lookups[item].w = entry;
+        }
       }
     }
+  }
+  if (workspace.factors != nullptr) {
+    write_factors(scratch, feature, chunk, equal_bags, batch, range.first_lookup + chunk.first,
+                  workspace.factors);
   }
 }
 
 // The grid: `scattering` blocks, a chunk each, then those that take pieces of clearing in turn.
-__global__ void __launch_bounds__(kPrepareThreads, 3)
+__global__ void __launch_bounds__(kPrepareThreads, 2)
     tiled_scatter_kernel(const __grid_constant__ TiledGroup group,
                          const __grid_constant__ BagBatch batch,
                          const __grid_constant__ TiledRange range,
