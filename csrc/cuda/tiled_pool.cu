@@ -24,7 +24,8 @@ cudaError_t launch_pool(const TiledLaunch& launch, PoolCall& call, int32_t wides
   const int64_t samples = call.range.end_sample - call.range.first_sample;
   call.blocks_per_feature = static_cast<uint32_t>((samples + kBags - 1) / kBags);
   constexpr int64_t kWarps = kPoolThreads / 32;
-  const int64_t piece_blocks = std::min((call.pieces + kWarps - 1) / kWarps, kMaxPieceBlocks);
+  const int64_t piece_blocks =
+      std::min((int64_t{call.pieces} + kWarps - 1) / kWarps, kMaxPieceBlocks);
   const int64_t blocks =
       std::max(int64_t{call.blocks_per_feature} * call.feature_count, piece_blocks);
   return launch_kernel(tiled_pool_kernel<row_t, kLanes>, blocks, kPoolThreads, 0,

@@ -60,12 +60,6 @@ __device__ __forceinline__ void pool_bag(const PoolCall& call, const PoolFeature
     const bool has_columns = bag.is_pooled && column < feature.embedding_dim;
     const bool stores = has_columns && (!kByWarp || Lane::part() == 0);
     PooledColumns<row_t> columns{};
-    // Of fp32 rows only those of several lookups are buffered: nearly all bags have sums.
-    const bool adds_first =
-        std::is_same_v<row_t, float> && call.range.buffered_sharers > 1 && call.adds_to_sums;
-    if (adds_first && stores) {
-      BagTarget(call, feature, bag.sample).add_sums(columns, column);
-    }
     bool adds = bag.adds;
     if (call.workspace.rows != nullptr) {
       const bool added = sum_rows<kLanes, kByWarp>(columns, call.workspace, column, has_columns,
@@ -75,45 +69,42 @@ __device__ __forceinline__ void pool_bag(const PoolCall& call, const PoolFeature
     if constexpr (kByWarp) sum_parts<kLanes>(columns);
     if (stores) {
       const BagTarget target(call, feature, bag.sample);
-      if (adds && !adds_first) target.add_sums(columns, column);
+      if (adds) target.add_sums(columns, column);
       target.store(columns, column);
     }
   }
 }
 
-// Bags of a warp's parts by the whole warp, one after the other. number: of the first part's
-// sample; lanes: those of the parts. Not inlined: it would take registers from short bags.
+// The feature and the sample that a part of a warp of this block has a bag of, as RangeBag numbers
+// it; no sample in blocks that are there for pieces alone.
+template <int kLanes>
+struct BagPlace {
+  uint32_t feature;
+  uint32_t number;
+
+  __device__ __forceinline__ BagPlace(const PoolCall& call, int part) {
+    constexpr uint32_t kWarpParts = PoolLane<kLanes>::kParts;
+    feature = blockIdx.x / call.blocks_per_feature;
+    const uint32_t block = blockIdx.x - feature * call.blocks_per_feature;
+    number = (block * (kPoolThreads / 32) + threadIdx.x / 32) * kWarpParts + part;
+    if (feature >= call.feature_count) {
+      feature = 0;
+      number = UINT32_MAX;
+    }
+  }
+};
+
+// Bags of a warp's parts by the whole warp, one after the other. lanes: those of the parts. Not
+// inlined: it would take registers from short bags.
 template <typename row_t, int kLanes>
-__device__ __noinline__ void pool_by_warp(const PoolCall& call, uint32_t f, uint32_t number,
-                                          uint32_t lanes) {
-  const PoolFeature& feature = call.features[f];
+__device__ __noinline__ void pool_by_warp(const PoolCall& call, uint32_t lanes) {
 #pragma unroll 1
   while (lanes != 0) {
     const int part = (__ffs(lanes) - 1) / kLanes;
     lanes &= ~(kAllLanes >> (32 - kLanes) << part * kLanes);
-    pool_bag<row_t, kLanes, true>(call, feature, RangeBag(call, feature, number + part));
-  }
-}
-
-// One bag for each part of the warp, in blocks that have any. Nothing that the kernels ahead write
-// is read before the wait.
-template <typename row_t, int kLanes>
-__device__ __forceinline__ void pool_bags(const PoolCall& call) {
-  const uint32_t f = blockIdx.x / call.blocks_per_feature;
-  if (f >= call.feature_count) {
-    wait_for_previous_kernel();
-    return;
-  }
-  const uint32_t number =
-      (blockIdx.x - f * call.blocks_per_feature) * (kPoolThreads / kLanes) + threadIdx.x / kLanes;
-  const PoolFeature& feature = call.features[f];
-  RangeBag bag(call, feature, number);
-  const uint32_t others = __ballot_sync(kAllLanes, bag.is_pooled && !bag.is_short());
-  bag.is_pooled = bag.is_pooled && bag.is_short();
-  wait_for_previous_kernel();
-  pool_bag<row_t, kLanes, false>(call, feature, bag);
-  if (others != 0) {
-    pool_by_warp<row_t, kLanes>(call, f, number - PoolLane<kLanes>::part(), others);
+    const BagPlace<kLanes> place(call, part);
+    const PoolFeature& feature = call.features[place.feature];
+    pool_bag<row_t, kLanes, true>(call, feature, RangeBag(call, feature, place.number));
   }
 }
 
@@ -208,48 +199,61 @@ __device__ __forceinline__ void pool_piece(const PoolCall& call, uint2 noted, in
   }
 }
 
-// Pieces `first`, `first` + `warps`, ... if they are those of long bags: each lane looks at one.
-// Not inlined, as pool_by_warp.
+// The pieces that a warp looks at: first, first + stride, ... Those of one bag lie in different
+// blocks.
+struct WarpPieces {
+  uint32_t first;
+  uint32_t stride;
+
+  __device__ __forceinline__ WarpPieces()
+      : first(threadIdx.x / 32 * gridDim.x + blockIdx.x), stride(gridDim.x * (kPoolThreads / 32)) {}
+  __device__ __forceinline__ uint32_t own() const { return first + threadIdx.x % 32 * stride; }
+};
+
+// Sums those that are pieces of long bags: each lane looks at one. Not inlined, as pool_by_warp.
 template <typename row_t, int kLanes>
-__device__ __noinline__ void pool_pieces(const PoolCall& call, int32_t first, int32_t warps) {
+__device__ __noinline__ void pool_pieces(const PoolCall& call) {
 #pragma unroll 1
-  for (; first < call.pieces; first += 32 * warps) {
-    const int32_t own = first + static_cast<int32_t>(threadIdx.x % 32) * warps;
+  for (WarpPieces pieces; pieces.first < call.pieces; pieces.first += 32 * pieces.stride) {
+    const uint32_t own = pieces.own();
     uint2 noted = make_uint2(0, 0);
     if (own < call.pieces) noted = call.workspace.piece_bags[own];
-    const bool is_long = own < call.pieces && LongBag(call, noted).has(own);
+    const bool is_long = own < call.pieces && LongBag(call, noted).has(static_cast<int32_t>(own));
 #pragma unroll 1
     for (uint32_t lanes = __ballot_sync(kAllLanes, is_long); lanes != 0; lanes &= lanes - 1) {
       const int source = __ffs(lanes) - 1;
       pool_piece<row_t, kLanes>(call,
                                 make_uint2(__shfl_sync(kAllLanes, noted.x, source),
                                            __shfl_sync(kAllLanes, noted.y, source)),
-                                first + source * warps);
+                                static_cast<int32_t>(pieces.first + source * pieces.stride));
     }
   }
 }
 
-// Whether any of these pieces is.
-__device__ __forceinline__ bool has_long_bags(const PoolCall& call, int32_t first, int32_t warps) {
-  bool has = false;
-#pragma unroll 1
-  for (int32_t own = first + static_cast<int32_t>(threadIdx.x % 32) * warps; own < call.pieces;
-       own += 32 * warps) {
-    has = has || LongBag(call, call.workspace.piece_bags[own]).has(own);
-  }
-  return __any_sync(kAllLanes, has);
-}
-
+// A bag for each part of a warp of the blocks that have bags, then pieces of long bags. Nothing
+// that the kernels ahead write is read before the wait.
 template <typename row_t, int kLanes>
 __global__ void __launch_bounds__(kPoolThreads, kPoolBlocks<row_t>)
     tiled_pool_kernel(const __grid_constant__ PoolCall call) {
   allow_dependent_launch();
-  pool_bags<row_t, kLanes>(call);
-  // Pieces are spread over the blocks, so that those of one bag are.
-  const int32_t first = static_cast<int32_t>(threadIdx.x / 32 * gridDim.x + blockIdx.x);
-  const int32_t warps = static_cast<int32_t>(gridDim.x * (kPoolThreads / 32));
-  if (first < call.pieces && has_long_bags(call, first, warps)) {
-    pool_pieces<row_t, kLanes>(call, first, warps);
+  const BagPlace<kLanes> place(call, PoolLane<kLanes>::part());
+  const PoolFeature& feature = call.features[place.feature];
+  RangeBag bag(call, feature, place.number);
+  const uint32_t others = __ballot_sync(kAllLanes, bag.is_pooled && !bag.is_short());
+  bag.is_pooled = bag.is_pooled && bag.is_short();
+  wait_for_previous_kernel();
+
+  // The first piece that a lane has to look at is under way while bags are summed. Mostly there are
+  // no long bags, and what is noted is no feature.
+  const WarpPieces pieces;
+  uint32_t noted_feature = UINT32_MAX;
+  if (pieces.own() < call.pieces) noted_feature = call.workspace.piece_bags[pieces.own()].x;
+
+  pool_bag<row_t, kLanes, false>(call, feature, bag);
+  if (others != 0) pool_by_warp<row_t, kLanes>(call, others);
+  if (__any_sync(kAllLanes, noted_feature < call.feature_count) ||
+      pieces.first + 32 * pieces.stride < call.pieces) {
+    pool_pieces<row_t, kLanes>(call);
   }
 }
 

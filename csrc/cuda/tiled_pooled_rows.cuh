@@ -9,15 +9,19 @@
 namespace flowtt::cuda {
 
 constexpr int kPoolThreads = 256;
-// Of a multiprocessor: with more there would be no registers for the rows in flight.
+// Blocks of a multiprocessor, and rows that a lane loads before it adds the first of them. Bags of
+// fp32 rows have sums to add as well, and nothing to do while those arrive: more blocks hide that.
 template <typename row_t>
-constexpr int kPoolBlocks = sizeof(row_t) == 2 ? 4 : 4;
+constexpr int kPoolBlocks = 4;
+template <>
+constexpr int kPoolBlocks<float> = 6;
+template <typename row_t>
+constexpr int kRowsInFlight = 4;
+template <>
+constexpr int kRowsInFlight<float> = 2;
 
 // Bags of at most this many lookups are summed by a part of a warp.
 constexpr int32_t kShortBag = 64;
-
-// Rows that a lane loads before it adds the first of them.
-constexpr int kRowsInFlight = 4;
 
 // Instead of a slot, beside kAddedRow: there is no lookup.
 constexpr uint32_t kNoRow = kAddedRow - 1;
@@ -35,7 +39,7 @@ struct PoolCall {
   TiledRange range;
   TiledWorkspace workspace;
   PooledOutput output;
-  int32_t pieces;               // of the range; 0 where bags are not cut into pieces
+  uint32_t pieces;              // of the range; 0 where bags are not cut into pieces
   uint32_t blocks_per_feature;  // with bags, feature after feature
   uint32_t feature_count;
   // The sums hold rows that the contraction has added, or those of earlier ranges.
@@ -86,6 +90,14 @@ struct PoolLane {
   }
 };
 
+// Rows of fp16 are read by few bags of a multiprocessor, those of fp32 by more: only rows that
+// lookups share are worth fp32.
+template <typename row_t>
+__device__ __forceinline__ uint4 load_row(const char* row) {
+  const uint4* const words = reinterpret_cast<const uint4*>(row);
+  return std::is_same_v<row_t, float> ? *words : __ldcs(words);
+}
+
 // Adds the rows of the lookups [begin, end) of the range, a page of kLanes at a time: each lane of
 // a part fetches where one row of the page is, a page ahead. With kByWarp the parts of the warp
 // take pages in turn, otherwise each has lookups of its own. Called by all lanes of a warp;
@@ -96,6 +108,7 @@ __device__ __forceinline__ bool sum_rows(PooledColumns<row_t>& columns,
                                          const TiledWorkspace& workspace, int32_t column,
                                          bool has_columns, int32_t begin, int32_t end) {
   using Lane = PoolLane<kLanes>;
+  constexpr int kInFlight = kRowsInFlight<row_t>;
   constexpr int kStep = kByWarp ? 32 : kLanes;
   const uint32_t row_bytes = workspace.buffered_row_elements * sizeof(row_t);
   const char* const rows = static_cast<const char*>(workspace.rows) + column * sizeof(row_t);
@@ -126,18 +139,18 @@ __device__ __forceinline__ bool sum_rows(PooledColumns<row_t>& columns,
     }
     const int page = min(kLanes, longest - done);
 #pragma unroll 1
-    for (int at = 0; at < page; at += kRowsInFlight) {
-      uint4 row[kRowsInFlight];
+    for (int at = 0; at < page; at += kInFlight) {
+      uint4 row[kInFlight];
 #pragma unroll
-      for (int i = 0; i < kRowsInFlight; ++i) {
+      for (int i = 0; i < kInFlight; ++i) {
         const uint32_t slot = __shfl_sync(kAllLanes, target.x, at + i, kLanes);
         row[i] = make_uint4(0, 0, 0, 0);
         if (slot < kNoRow && has_columns) {
-          row[i] = __ldcs(reinterpret_cast<const uint4*>(rows + uint64_t{slot} * row_bytes));
+          row[i] = load_row<row_t>(rows + uint64_t{slot} * row_bytes);
         }
       }
 #pragma unroll
-      for (int i = 0; i < kRowsInFlight; ++i) {
+      for (int i = 0; i < kInFlight; ++i) {
         const uint32_t factor = __shfl_sync(kAllLanes, target.y, at + i, kLanes);
         columns.add_row(row[i], __uint_as_float(factor));
       }
