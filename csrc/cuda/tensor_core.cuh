@@ -89,7 +89,7 @@ __device__ __forceinline__ void store_shared_vector(uint32_t address, uint4 v) {
 }
 
 // Asks for the line of `source` in the L1 cache, without waiting and without a register for it.
-// `unused`: four bytes of shared memory that nobody reads.
+// `unused`: four bytes of shared memory that nobody reads, other ones for each lane.
 __device__ __forceinline__ void touch(uint32_t unused, const void* source) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(unused), "l"(source));
 }

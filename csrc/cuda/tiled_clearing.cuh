@@ -74,7 +74,7 @@ __device__ __forceinline__ void clear_warp_bags(const TiledFeature& feature, int
 #pragma unroll 1
       for (int32_t i = __shfl_sync(kAllLanes, pieces.first, source) + lane; i < end_piece;
            i += 32) {
-        workspace.piece_bags[i] = make_uint2(f, static_cast<uint32_t>(warp_sample + source));
+        workspace.piece_bags[i] = make_uint2(f + 1, static_cast<uint32_t>(warp_sample + source));
       }
     }
   }

@@ -39,7 +39,7 @@ __device__ __forceinline__ void contract_window(const Tile& tile, uint32_t plan,
                                                 typename Chain::Second& second, uint32_t& resident,
                                                 const TiledWorkspace& workspace,
                                                 const Emitter& emitter) {
-  const uint32_t unused = plan + offsetof(WindowPlan, unused);
+  const uint32_t unused = plan + offsetof(WindowPlan, unused) + lane * sizeof(uint32_t);
   const Tile read_tile = tile.at(Chain::read_offset(lane));
   const uint32_t third_lane = Chain::third_offset(lane);
   const auto first_slice = [&](uint32_t prefix) {
@@ -240,7 +240,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
     return EntryRange{f, segments.first_entry[f] + begin,
                       min(windows.size, windows.entries[f] - begin)};
   };
-  const uint32_t unused = shared_address(&storage.plan.unused);
+  const uint32_t unused = shared_address(&storage.plan.unused[lane]);
   typename Chain::Second second;
   uint32_t resident = ~0u;  // the slice in `second`
   while (queue.take()) {

@@ -86,6 +86,7 @@ TiledWorkspace place_workspace(const TiledPlan& plan, const PooledOutput& output
       layout->take<float>(plan.has_sums ? plan.samples_per_range * output.row_stride : 0);
   // One after the other: they are cleared together.
   workspace.control = layout->take<uint32_t>(kControlWords);
+  workspace.piece_bags = layout->take<uint2>(pieces);
   workspace.piece_arrivals = layout->take<uint32_t>(pieces);
   workspace.checkpoints =
       layout->take<char>(std::max(kCheckpointBytes, buffered > 0 ? 0 : sort_bytes));
@@ -95,7 +96,6 @@ TiledWorkspace place_workspace(const TiledPlan& plan, const PooledOutput& output
                                              : 0);
   workspace.row_of_lookup = layout->take<uint2>(buffered);
   workspace.piece_sums = layout->take<float>(pieces * plan.buffered_row_elements);
-  workspace.piece_bags = layout->take<uint2>(pieces);
   workspace.bin_sums = static_cast<uint32_t*>(sorted_with);
   workspace.bin_starts = workspace.bin_sums + chunks * kBinSums;
   workspace.rows_per_block = plan.rows_per_block;

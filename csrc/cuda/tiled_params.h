@@ -154,7 +154,7 @@ struct TiledWorkspace {
       row_of_lookup;  // {slot or kAddedRow, bits of the row's factor} by position; null as `rows`
   // Bags of many lookups are summed in pieces of kPoolPiece lookups.
   float* piece_sums;         // [pieces of the range, buffered_row_elements]
-  uint2* piece_bags;         // {feature of the group, sample} of pieces that lie in one long bag
+  uint2* piece_bags;         // {feature of the group + 1, sample} of the long bag it lies in, or 0
   uint32_t* piece_arrivals;  // finished pieces of a long bag, at its first one
   int32_t rows_per_block;    // slots of a block, block after block; a block that has used its
                              // own adds. 0: the slot of a row is the number of its first

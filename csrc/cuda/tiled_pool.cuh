@@ -108,18 +108,15 @@ __device__ __noinline__ void pool_by_warp(const PoolCall& call, uint32_t lanes) 
   }
 }
 
-// A bag that may be long: what is noted of pieces that no long bag has is of no meaning.
+// The long bag that a piece lies in, if there is one.
 class LongBag {
  public:
   // noted: one of TiledWorkspace::piece_bags.
   __device__ __forceinline__ LongBag(const PoolCall& call, uint2 noted) {
+    if (noted.x == 0) return;
     const TiledRange& range = call.range;
-    if (noted.x >= call.feature_count || noted.y < range.first_sample ||
-        noted.y >= range.end_sample) {
-      return;
-    }
     const BagBatch& batch = call.batch;
-    const int64_t bag = call.features[noted.x].feature * batch.batch_size + noted.y;
+    const int64_t bag = call.features[noted.x - 1].feature * batch.batch_size + noted.y;
     const int64_t bag_begin = load_index(batch.offsets, batch.offsets_are_int64, bag);
     const int64_t bag_end = load_index(batch.offsets, batch.offsets_are_int64, bag + 1);
     const BagPieces pieces(range, bag_begin, bag_end);
@@ -144,7 +141,7 @@ template <typename row_t, int kLanes>
 __device__ __forceinline__ void pool_piece(const PoolCall& call, uint2 noted, int32_t piece) {
   using Lane = PoolLane<kLanes>;
   constexpr int kColumns = PooledColumns<row_t>::kCount;
-  const PoolFeature& feature = call.features[noted.x];
+  const PoolFeature& feature = call.features[noted.x - 1];
   const TiledWorkspace& workspace = call.workspace;
   const LongBag bag(call, noted);
   const auto add_rows = [&](PooledColumns<row_t>& columns, int32_t column, int32_t begin,
@@ -244,14 +241,14 @@ __global__ void __launch_bounds__(kPoolThreads, kPoolBlocks<row_t>)
   wait_for_previous_kernel();
 
   // The first piece that a lane has to look at is under way while bags are summed. Mostly there are
-  // no long bags, and what is noted is no feature.
+  // no long bags, and nothing is noted.
   const WarpPieces pieces;
-  uint32_t noted_feature = UINT32_MAX;
+  uint32_t noted_feature = 0;
   if (pieces.own() < call.pieces) noted_feature = call.workspace.piece_bags[pieces.own()].x;
 
   pool_bag<row_t, kLanes, false>(call, feature, bag);
   if (others != 0) pool_by_warp<row_t, kLanes>(call, others);
-  if (__any_sync(kAllLanes, noted_feature < call.feature_count) ||
+  if (__any_sync(kAllLanes, noted_feature != 0) ||
       pieces.first + 32 * pieces.stride < call.pieces) {
     pool_pieces<row_t, kLanes>(call);
   }

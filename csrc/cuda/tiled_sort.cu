@@ -33,7 +33,7 @@ int32_t max_chunks(const TiledLaunch& launch) {
 cudaError_t launch_count(const TiledLaunch& launch) {
   const TiledPlan& plan = launch.plan;
   const TiledWorkspace& workspace = launch.workspace;
-  // The two lie one after the other.
+  // What lies between the two is cleared too.
   const uint32_t* const end = workspace.piece_arrivals != nullptr
                                   ? workspace.piece_arrivals + plan.lookups_per_range / kPoolPiece
                                   : workspace.control + kControlWords;

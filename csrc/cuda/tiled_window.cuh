@@ -51,7 +51,7 @@ struct __align__(16) WindowPlan {
   RowDestination lookups[kWindow];         // kEmitEach: kStoreFp32, kStore16Bits or kAddRow
   uint32_t first[kWindow + kTileLookups];  // of each prefix: slice of core 1, in bytes
   uint32_t second[kWindow + 1];            // and of core 2, in bytes | kNewSecond
-  uint32_t unused;                         // see touch
+  uint32_t unused[32];                     // of each lane: see touch
 };
 // The tile that starts with this prefix has another slice of core 2 than the tile before.
 inline constexpr uint32_t kNewSecond = 1;

@@ -17,7 +17,7 @@ class Checkpoints {
   // `bytes`: the largest product of the launch's features, all parts.
   __device__ __forceinline__ void start(int32_t bytes) {
     bytes_ = bytes;
-    last_ = published_key_ = 0;
+    last_ = claimed_key_ = published_key_ = 0;
   }
 
   // Where the product of a tile's only prefix comes from; called by one thread, always the same.
@@ -49,8 +49,8 @@ class Checkpoints {
     *checkpoint = place;
     const unsigned long long found = atomicCAS(tags(workspace) + place, 0ull, key | kClaimed);
     if (found == 0) {
-      published_place_ = place;
-      published_key_ = key;
+      claimed_place_ = place;
+      claimed_key_ = key;
       return ProductSource::kPublished;
     }
     if (found != (key | kReady)) return ProductSource::kComputed;
@@ -80,7 +80,15 @@ class Checkpoints {
     }
   }
 
-  // Called by the thread that finds, after a barrier behind publish() and before it finds again.
+  // The product that was claimed has been published by the calling thread, which is the one that
+  // finds. Before it finds again; then the claim may be that of another tile.
+  __device__ __forceinline__ void note_published() {
+    published_place_ = claimed_place_;
+    published_key_ = claimed_key_;
+    claimed_key_ = 0;
+  }
+
+  // Called by the thread that finds, after a barrier behind publish().
   __device__ __forceinline__ void announce(const TiledWorkspace& workspace) {
     if (published_key_ == 0) return;
     __threadfence();
@@ -102,8 +110,10 @@ class Checkpoints {
   }
 
   int32_t bytes_;
+  int32_t claimed_place_;
   int32_t published_place_;
-  unsigned long long last_;  // prefix of the tile planned last, if it has only one
+  unsigned long long last_;         // prefix of the tile planned last, if it has only one
+  unsigned long long claimed_key_;  // to be published with its tile
   unsigned long long published_key_;
 };
 

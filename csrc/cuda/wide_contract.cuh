@@ -258,6 +258,7 @@ __global__ void __launch_bounds__(kWideWarps * 32, WideProducts<kSteps, kThree>:
     __syncthreads();  // the products are there, the slices of core 1 are free
     if (tile.source == ProductSource::kPublished) {
       shared.checkpoints.publish(workspace, tile.checkpoint, arena, kParts);
+      if (threadIdx.x == 0) shared.checkpoints.note_published();
     }
     if (!fused) pass_through_memory(workspace, arena, tile.prefixes, kParts, kScratchBytes);
     if (shared.claims[next_tile].begin < shared.claims[next_tile].end) {

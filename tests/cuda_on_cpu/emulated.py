@@ -22,6 +22,7 @@ class Order(enum.IntEnum):
     ASCENDING = 0
     DESCENDING = 1
     RANDOM = 2
+    BURSTS = 3
 
 
 @dataclasses.dataclass(frozen=True)

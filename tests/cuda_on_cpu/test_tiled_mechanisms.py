@@ -40,6 +40,22 @@ def test_disabled_mechanisms(name: str, mechanism: str, monkeypatch: pytest.Monk
         assert_near(forward(call, device, allow_tf32=allow_tf32), expected, tolerance)
 
 
+@pytest.mark.parametrize("name", ["32x8", "wide 32", "wide 64", "wide 128", "4 cores"])
+@pytest.mark.parametrize("seed", [2, 5, 6])
+def test_checkpoints_that_other_blocks_find(name: str, seed: int) -> None:
+    """A few heavy prefixes, and blocks that get far ahead of each other."""
+    generator = torch.Generator().manual_seed(seed)
+    table = TABLES[name]
+    last = table.p[-1] if len(table.p) == 3 else table.p[-2] * table.p[-1]
+    heavy = torch.randint(0, table.rows // last, (8,), generator=generator)
+    of_each = torch.randint(120, 600, (8,), generator=generator)
+    prefixes = heavy.repeat_interleave(of_each)[: 6 * 300]
+    ids = prefixes * last + torch.randint(0, last, prefixes.shape, generator=generator)
+    call = make_call([table], batch_size=600, lengths=[1, 5] * 300, ids=ids.tolist())
+    device = Device(6, order=Order.BURSTS, seed=seed)
+    assert_near(forward(call, device), expect(call).output, THREE_PRODUCTS)
+
+
 @pytest.mark.parametrize("name", SOME)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_deterministic_results_do_not_depend_on_the_order(name: str, dtype: torch.dtype) -> None:

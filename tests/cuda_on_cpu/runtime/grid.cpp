@@ -39,10 +39,34 @@ const std::function<void()>* body;
 bool failed;
 int64_t idle_turns;
 
+// Of a burst: the block, and for how many turns yet.
+const Block* favoured;
+int64_t favoured_turns;
+
+bool is_random() { return device.order == Order::kRandom || device.order == Order::kBursts; }
+
+// A thread that can run, of the favoured block if some tries find one.
+size_t choose_in_bursts() {
+  constexpr int kTries = 64;
+  if (favoured_turns-- <= 0) {
+    favoured = ready[generator() % ready.size()]->block;
+    favoured_turns = int64_t{1} << (4 + generator() % 11);
+  }
+  size_t chosen = 0;
+  for (int i = 0; i < kTries; ++i) {
+    chosen = generator() % ready.size();
+    if (ready[chosen]->block == favoured) return chosen;
+  }
+  favoured_turns = 0;
+  return chosen;
+}
+
 Fiber* next_fiber() {
   Fiber* fiber = nullptr;
-  if (device.order == Order::kRandom) {
-    std::swap(ready[generator() % ready.size()], ready.back());
+  if (is_random()) {
+    const size_t chosen =
+        device.order == Order::kBursts ? choose_in_bursts() : generator() % ready.size();
+    std::swap(ready[chosen], ready.back());
   }
   if (device.order == Order::kAscending) {
     fiber = ready.front();
@@ -123,7 +147,7 @@ std::vector<unsigned> order_of_blocks(unsigned count) {
   std::vector<unsigned> order(count);
   std::iota(order.begin(), order.end(), 0u);
   if (device.order == Order::kDescending) std::reverse(order.begin(), order.end());
-  if (device.order == Order::kRandom) std::shuffle(order.begin(), order.end(), generator);
+  if (is_random()) std::shuffle(order.begin(), order.end(), generator);
   return order;
 }
 
@@ -211,7 +235,7 @@ void give_way() {
   suspend();
 }
 
-bool toss() { return device.order == Order::kRandom && (generator() & 1) != 0; }
+bool toss() { return is_random() && (generator() & 1) != 0; }
 
 const Exchange& exchange(Operation operation, unsigned mask, const void* value, size_t bytes) {
   Warp& warp = *current->warp;
@@ -242,6 +266,7 @@ bool run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<vo
   body = &kernel;
   failed = false;
   idle_turns = 0;
+  favoured_turns = 0;
   const std::vector<unsigned> order = order_of_blocks(blocks);
   const size_t most = resident_blocks(shared_bytes);
   std::map<const Block*, std::unique_ptr<Block>> resident;

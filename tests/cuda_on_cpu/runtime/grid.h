@@ -19,8 +19,9 @@ namespace cuda_on_cpu {
 
 struct Fiber;
 
-// Which of the threads that can run comes next.
-enum class Order : int { kAscending, kDescending, kRandom };
+// Which of the threads that can run comes next: the first, the last, any, or for a while only those
+// of one block, so that blocks get far ahead of each other.
+enum class Order : int { kAscending, kDescending, kRandom, kBursts };
 
 // The device that kernels are launched on.
 struct Device {
@@ -113,7 +114,7 @@ extern dim3 grid_dimensions;
 // Other threads may run first.
 void give_way();
 
-// True half of the times in a random order, else never.
+// True half of the times in a random order or in bursts, else never.
 bool toss();
 
 // Runs the kernel to its end; false when it failed.
