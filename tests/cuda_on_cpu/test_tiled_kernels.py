@@ -45,7 +45,7 @@ def test_one_product(name: str) -> None:
 def test_bags(name: str, lengths: list[int]) -> None:
     call = make_call([TABLES[name]], batch_size=len(lengths), lengths=lengths)
     expected = expect(call).output
-    for order in (Order.ASCENDING, Order.RANDOM):
+    for order in (Order.ASCENDING, Order.RANDOM, Order.BURSTS):
         output = forward(call, Device(order=order))
         assert_near(output, expected, 2 * THREE_PRODUCTS)
         assert not output[[length == 0 for length in lengths]].any()
