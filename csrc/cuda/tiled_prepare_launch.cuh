@@ -18,15 +18,16 @@ cudaError_t launch_prepare(const TiledLaunch& launch) {
   if (error != cudaSuccess) return error;
   const int32_t starting = max_chunks(launch) > 0 ? kBinSums * group.count : 0;
   const int32_t pieces = launch.packs_cores ? group.pack_blocks : 0;
-  // As many packing blocks as fit beside those that find starts.
+  const ClearingPieces clearing = cut_clearing(launch);
+  // As many other blocks as fit beside those that find starts.
   const int32_t multiprocessors = launch.plan.multiprocessors;
-  const int32_t packing = std::min(
-      pieces,
+  const int32_t others = std::min(
+      pieces + clearing.count,
       std::max(kPrepareBlocksPerMultiprocessor * multiprocessors - starting, multiprocessors));
-  if (starting + packing > 0) {
-    error = launch_kernel(tiled_prepare_kernel<Packing>, starting + packing, kPrepareThreads, 0,
+  if (starting + others > 0) {
+    error = launch_kernel(tiled_prepare_kernel<Packing>, starting + others, kPrepareThreads, 0,
                           launch.plan.dependent_launch, launch.stream, group, launch.batch,
-                          launch.range, launch.workspace, starting, pieces);
+                          launch.range, launch.workspace, launch.output, clearing, others, pieces);
     if (error != cudaSuccess) return error;
   }
   return launch_scatter(launch);

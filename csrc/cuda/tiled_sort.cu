@@ -10,7 +10,7 @@
 namespace flowtt::cuda {
 namespace {
 
-constexpr int64_t kMaxClearingPieces = 64;
+constexpr int64_t kMaxClearingPieces = 128;
 
 }  // namespace
 
@@ -43,7 +43,7 @@ cudaError_t launch_count(const TiledLaunch& launch) {
                        static_cast<int32_t>((end - workspace.control + 3) / 4));
 }
 
-cudaError_t launch_scatter(const TiledLaunch& launch) {
+ClearingPieces cut_clearing(const TiledLaunch& launch) {
   const TiledRange& range = launch.range;
   const TiledGroup& group = launch.plan.group;
   const int64_t samples = range.end_sample - range.first_sample;
@@ -55,19 +55,21 @@ cudaError_t launch_scatter(const TiledLaunch& launch) {
   pieces.count = group.count * pieces.pieces_per_feature;
   pieces.bags_per_piece = static_cast<int32_t>(bags_per_piece);
   pieces.clears_sums = launch.clears_sums;
+  return pieces;
+}
+
+cudaError_t launch_scatter(const TiledLaunch& launch) {
+  const TiledRange& range = launch.range;
   const int32_t chunks = max_chunks(launch);
-  const int32_t multiprocessors = launch.plan.multiprocessors;
-  // As many other blocks as fit beside those that scatter.
-  const int32_t others =
-      std::min(pieces.count, std::max(2 * multiprocessors - chunks, (multiprocessors + 1) / 2));
+  if (chunks == 0) return cudaSuccess;
   const size_t shared_bytes = ScatterScratch::bytes(range.chunk_shift);
   const cudaError_t error =
       cudaFuncSetAttribute(tiled_scatter_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                            static_cast<int>(shared_bytes));
   if (error != cudaSuccess) return error;
-  return launch_kernel(tiled_scatter_kernel, chunks + others, kPrepareThreads, shared_bytes,
-                       launch.plan.dependent_launch, launch.stream, group, launch.batch, range,
-                       launch.workspace, launch.output, pieces, chunks);
+  return launch_kernel(tiled_scatter_kernel, chunks, kPrepareThreads, shared_bytes,
+                       launch.plan.dependent_launch, launch.stream, launch.plan.group, launch.batch,
+                       range, launch.workspace);
 }
 
 }  // namespace flowtt::cuda

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "tiled_clearing.cuh"
 #include "tiled_kernel_launch.cuh"
 
 namespace flowtt::cuda {
@@ -11,6 +12,9 @@ int32_t choose_chunk_shift(int64_t lookups, int32_t multiprocessors);
 
 // Of a launch, at most.
 int32_t max_chunks(const TiledLaunch& launch);
+
+// The bags of a launch.
+ClearingPieces cut_clearing(const TiledLaunch& launch);
 
 // The launches that are the same for all tables.
 cudaError_t launch_count(const TiledLaunch& launch);
