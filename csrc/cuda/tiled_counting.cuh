@@ -30,11 +30,11 @@ inline __device__ __noinline__ void find_bad_lookup(const TiledFeature& feature,
   }
 }
 
-// Counts the lookups of the chunk, a batch at a time.
+// Counts the lookups of the chunk, a batch at a time. ranks: of the lookups of the range.
 template <bool kWide>
 __device__ __forceinline__ void count_lookups(uint32_t* bins, const SortedChunk& chunk,
                                               const TiledFeature& feature, const BagBatch& batch,
-                                              const TiledRange& range) {
+                                              const TiledRange& range, uint16_t* ranks) {
   const IdSplitter splitter(feature);
   const int64_t first = range.first_lookup + chunk.first + threadIdx.x;
   bool is_bad = false;
@@ -48,7 +48,8 @@ __device__ __forceinline__ void count_lookups(uint32_t* bins, const SortedChunk&
       if (i * kPrepareThreads >= existing) break;
       const bool exists = has_row(feature, ids[i]);
       is_bad |= !exists;
-      atomicAdd(&bins[splitter.split_id<kWide>(exists ? ids[i] : 0).bin], 1u);
+      ranks[chunk.first + base + i * kPrepareThreads + threadIdx.x] = static_cast<uint16_t>(
+          atomicAdd(&bins[splitter.split_id<kWide>(exists ? ids[i] : 0).bin], 1u));
     }
   }
   if (is_bad)
@@ -64,10 +65,10 @@ __global__ void __launch_bounds__(kPrepareThreads, 3)
                        int32_t cleared_vectors) {
   __shared__ uint4 bins[kMaxTiledBins / 4];
   __shared__ SortedChunk shared_chunk;
-  constexpr int kVectors = kMaxTiledBins / 4 / kPrepareThreads;  // of a thread
+  constexpr int kVectors = kMaxTiledBins / 4;
 #pragma unroll
-  for (int i = 0; i < kVectors; ++i) {
-    bins[i * kPrepareThreads + threadIdx.x] = make_uint4(0, 0, 0, 0);
+  for (int vector = threadIdx.x; vector < kVectors; vector += kPrepareThreads) {
+    bins[vector] = make_uint4(0, 0, 0, 0);
   }
   wait_for_previous_kernel();
   // Only now: the next kernels read indices and offsets before they wait, and kernels ahead of the
@@ -87,16 +88,16 @@ __global__ void __launch_bounds__(kPrepareThreads, 3)
   const TiledFeature& feature = group.features[chunk.feature];
   uint32_t* const counts = reinterpret_cast<uint32_t*>(bins);
   if (feature.num_embeddings > kMaxNarrowRows) {
-    count_lookups<true>(counts, chunk, feature, batch, range);
+    count_lookups<true>(counts, chunk, feature, batch, range, workspace.ranks);
   } else {
-    count_lookups<false>(counts, chunk, feature, batch, range);
+    count_lookups<false>(counts, chunk, feature, batch, range, workspace.ranks);
   }
   __syncthreads();
   uint4* const row =
       reinterpret_cast<uint4*>(workspace.bin_starts + static_cast<int64_t>(number) * kMaxTiledBins);
+  static_assert(kVectors % 32 == 0);  // whole warps
 #pragma unroll
-  for (int i = 0; i < kVectors; ++i) {
-    const int32_t vector = i * kPrepareThreads + static_cast<int32_t>(threadIdx.x);
+  for (int32_t vector = threadIdx.x; vector < kVectors; vector += kPrepareThreads) {
     const uint4 count = bins[vector];
     row[vector] = count;
     static_assert(kSummedBins == 4 * 32);

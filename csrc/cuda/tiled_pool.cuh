@@ -256,8 +256,8 @@ __global__ void __launch_bounds__(kPoolThreads, kPoolBlocks<row_t>)
   if (pieces.own() < call.pieces) noted_feature = call.workspace.piece_bags[pieces.own()].x;
 
   pool_bag<row_t, kLanes, false>(call, feature, bag);
-  const bool has_pieces = __any_sync(kAllLanes, noted_feature != 0) ||
-                          pieces.first + 32 * pieces.stride < call.pieces;
+  const bool has_pieces =
+      __any_sync(kAllLanes, noted_feature != 0) || pieces.first + 32 * pieces.stride < call.pieces;
   if (others != 0 || has_pieces) pool_longer<row_t, kLanes>(call, others, has_pieces);
 }
 

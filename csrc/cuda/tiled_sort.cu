@@ -62,14 +62,21 @@ cudaError_t launch_scatter(const TiledLaunch& launch) {
   const TiledRange& range = launch.range;
   const int32_t chunks = max_chunks(launch);
   if (chunks == 0) return cudaSuccess;
-  const size_t shared_bytes = ScatterScratch::bytes(range.chunk_shift);
+  // Parts of chunks for as many blocks as the device runs at the same time.
+  const int64_t most = int64_t{launch.plan.multiprocessors} * 5 / 2;
+  int32_t parts_shift = 0;
+  while (parts_shift < range.chunk_shift - kMinChunkShift &&
+         int64_t{chunks} << (parts_shift + 1) <= most) {
+    ++parts_shift;
+  }
+  const size_t shared_bytes = ScatterScratch::bytes(range.chunk_shift - parts_shift);
   const cudaError_t error =
       cudaFuncSetAttribute(tiled_scatter_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                            static_cast<int>(shared_bytes));
   if (error != cudaSuccess) return error;
-  return launch_kernel(tiled_scatter_kernel, chunks, kPrepareThreads, shared_bytes,
-                       launch.plan.dependent_launch, launch.stream, launch.plan.group, launch.batch,
-                       range, launch.workspace);
+  return launch_kernel(tiled_scatter_kernel, int64_t{chunks} << parts_shift, kPrepareThreads,
+                       shared_bytes, launch.plan.dependent_launch, launch.stream, launch.plan.group,
+                       launch.batch, range, launch.workspace, parts_shift);
 }
 
 }  // namespace flowtt::cuda
