@@ -13,7 +13,7 @@ from tests.cuda_on_cpu.tiled_tables import (
     THREE_PRODUCTS,
     assert_near,
 )
-from tests.gpu.calls import MEAN, NONE, SUM, Table, make_call
+from tests.gpu.calls import MEAN, NONE, SUM, Table, every_id_twice, make_call
 from tests.gpu.expected import expect
 
 
@@ -49,6 +49,13 @@ def test_bags(name: str, lengths: list[int]) -> None:
         output = forward(call, Device(order=order))
         assert_near(output, expected, 2 * THREE_PRODUCTS)
         assert not output[[length == 0 for length in lengths]].any()
+
+
+@pytest.mark.parametrize("order", [Order.ASCENDING, Order.RANDOM])
+def test_more_shared_rows_than_are_buffered(order: Order) -> None:
+    call = every_id_twice(TABLES["32x8"], 10_800)
+    output = forward(call, Device(8, order=order))
+    assert_near(output, expect(call).output, THREE_PRODUCTS)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
