@@ -24,7 +24,7 @@ from lookup_options import (
     add_shape_options,
     changed_shape,
     chosen_device,
-    parse_workload,
+    workload_argument,
 )
 from lookup_records import add_ratios, write_records
 from lookup_report import format_results
@@ -37,7 +37,9 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--workloads", type=parse_workload, nargs="+", metavar="NAME[:key=value]")
+    parser.add_argument(
+        "--workloads", type=workload_argument, nargs="+", metavar="NAME[:key=value]"
+    )
     parser.add_argument("--phases", nargs="+", choices=PHASES, default=PHASES)
     ways = ("events", "graph", "chain")
     parser.add_argument("--timings", nargs="+", choices=ways, default=ways)

@@ -22,7 +22,7 @@ from lookup_options import (
     add_measurement_options,
     chosen_device,
     forward_plan,
-    parse_workload,
+    workload_argument,
 )
 from lookup_records import add_ratios, write_records
 from lookup_report import format_results
@@ -100,7 +100,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     )
     parser.add_argument(
         "--workloads",
-        type=parse_workload,
+        type=workload_argument,
         nargs="+",
         default=_WORKLOADS,
         metavar="NAME[:key=value]",

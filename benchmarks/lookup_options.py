@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from lookup_measurement import Plan
-from lookup_modes import MODES
+from lookup_modes import MODES, select_modes
 from lookup_workloads import WORKLOADS, Workload
 
 _FIELDS = {field.name: field for field in dataclasses.fields(Workload) if field.name != "name"}
@@ -38,16 +39,45 @@ def parse_workload(text: str) -> Workload:
     return WORKLOADS[name].variant(**{key: parse_value(key, text) for key, _, text in pairs})
 
 
+def workload_argument(text: str) -> Workload:
+    """:func:`parse_workload` for argparse, which hides the message of other errors."""
+    try:
+        return parse_workload(text)
+    except (ValueError, TypeError) as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _contender(text: str) -> str:
+    try:
+        select_modes([text])
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if int(text) < least:
+            raise argparse.ArgumentTypeError(f"expected at least {least}, got {text}")
+        return int(text)
+
+    return number
+
+
 def add_measurement_options(
     parser: argparse.ArgumentParser, contenders: tuple[str, ...], index_sets: int, repetitions: int
 ) -> None:
     """What every lookup benchmark can be told about how it measures."""
     parser.add_argument(
-        "--contenders", nargs="+", default=contenders, help=f"of {', '.join(MODES)}"
+        "--contenders",
+        type=_contender,
+        nargs="+",
+        default=contenders,
+        help=f"of {', '.join(MODES)}",
     )
-    parser.add_argument("--repetitions", type=int, default=repetitions)
+    parser.add_argument("--repetitions", type=_at_least(2), default=repetitions)
     parser.add_argument(
-        "--index-sets", type=int, default=index_sets, help="batches that take turns"
+        "--index-sets", type=_at_least(1), default=index_sets, help="batches that take turns"
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--output", type=Path, help="JSON file to write")
@@ -89,5 +119,7 @@ def forward_plan(options: argparse.Namespace, sampled_lookups: int) -> Plan:
 def chosen_device(options: argparse.Namespace) -> torch.device:
     """With the number of the current one."""
     if options.device == "cuda":
+        if not torch.cuda.is_available():
+            raise SystemExit("no GPU: give --device cpu for a run that shows no device times")
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device(options.device)

@@ -21,7 +21,7 @@ from lookup_options import (
     add_measurement_options,
     chosen_device,
     forward_plan,
-    parse_workload,
+    workload_argument,
 )
 from lookup_records import add_ratios, write_records
 from lookup_report import format_results
@@ -63,7 +63,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--workload", type=parse_workload, default=WORKLOADS["W1"], metavar="NAME[:key=value]")
+    add("--workload", type=workload_argument, default=WORKLOADS["W1"], metavar="NAME[:key=value]")
     add("--ranks", type=int, nargs="*", default=[8, 16, 24, 32, 48, 64, 96, 128])
     add("--columns", type=int, nargs="*", default=[16, 32, 64, 128, 256])
     add("--cores", type=int, nargs="*", default=[2, 3, 4])

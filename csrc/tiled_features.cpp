@@ -50,8 +50,10 @@ uint32_t disabled_mechanisms() {
   std::string_view list = value == nullptr ? "" : value;
   uint32_t disabled = 0;
   while (!list.empty()) {
-    const std::string_view name = list.substr(0, list.find(','));
+    std::string_view name = list.substr(0, list.find(','));
     list.remove_prefix(std::min(name.size() + 1, list.size()));
+    while (name.starts_with(' ')) name.remove_prefix(1);
+    while (name.ends_with(' ')) name.remove_suffix(1);
     const auto mechanism =
         std::find_if(std::begin(kMechanisms), std::end(kMechanisms),
                      [&](const Mechanism& candidate) { return candidate.name == name; });

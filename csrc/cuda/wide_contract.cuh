@@ -182,8 +182,8 @@ __global__ void __launch_bounds__(kWideWarps * 32, WideProducts<kSteps, kThree>:
     queue.advance(entries, ticket);
     publish_claim(queue, tile);
   };
-  // By the planning warps.
-  const auto plan_next = [&](int next) {
+  // By the planning warps. products: where those of the tile that is being worked on begin.
+  const auto plan_next = [&](int next, uint32_t products) {
     WideTile& tile = shared.tiles[next];
     const Claim claim = shared.claims[next];
     if (claim.begin >= claim.end) {
@@ -200,7 +200,11 @@ __global__ void __launch_bounds__(kWideWarps * 32, WideProducts<kSteps, kThree>:
           return shared.checkpoints.find(workspace, range, segments, f, prefixes, i1, i2,
                                          claim.begin, entries, checkpoint);
         });
-    if (tile.source == ProductSource::kComputed || tile.source == ProductSource::kPublished) {
+    const bool copies =
+        tile.source == ProductSource::kComputed || tile.source == ProductSource::kPublished;
+    // The slices of another feature may need the place of products that are still read.
+    const bool waits = arena.first + kParts * arena.first_part_bytes > products;
+    if (copies && !waits) {
       copy_first<kSteps, kParts>(tile, extent.prefixes, arena, feature, workspace);
     }
     plan_rows<kSteps>(
@@ -212,6 +216,7 @@ __global__ void __launch_bounds__(kWideWarps * 32, WideProducts<kSteps, kThree>:
       tile.entries = extent.entries;
       tile.prefixes = extent.prefixes;
       tile.feature = f;
+      tile.first_is_missing = copies && waits;
       tile.second_offset = feature.packed[1] + extent.i2 * feature.slice_halves[1];
     }
     if (warp == kPlanningWarps - 1) advance(extent.entries, next ^ 1);
@@ -236,7 +241,7 @@ __global__ void __launch_bounds__(kWideWarps * 32, WideProducts<kSteps, kThree>:
     shared.ahead.copy(workspace, shared.claims[0]);
     wait_for_copies();
     partial_barrier(kTileEntries);
-    plan_next(0);
+    plan_next(0, UINT32_MAX);
   }
   typename Products::Second second;
   second.resident = 0xffffffffu;
@@ -246,6 +251,14 @@ __global__ void __launch_bounds__(kWideWarps * 32, WideProducts<kSteps, kThree>:
     WideTile& tile = shared.tiles[current];
     if (tile.entries == 0) break;
     const WideArena& arena = shared.arenas[tile.feature];
+    if (tile.first_is_missing) {
+      if (plans) {
+        copy_first<kSteps, kParts>(tile, tile.prefixes, arena, group.features[tile.feature],
+                                   workspace);
+      }
+      wait_for_copies();
+      __syncthreads();
+    }
     if (threadIdx.x == 0) shared.checkpoints.announce(workspace);
     const int next_tile = current ^ 1;
     if (plans) shared.ahead.copy(workspace, shared.claims[next_tile]);
@@ -267,7 +280,7 @@ __global__ void __launch_bounds__(kWideWarps * 32, WideProducts<kSteps, kThree>:
           second, workspace, next.q[1],
           next.packed[1] + shared.ahead.entries[0].i2 * next.slice_halves[1]);
     }
-    if (plans) plan_next(next_tile);
+    if (plans) plan_next(next_tile, arena.products);
     compute_rows<kSteps, kThree>(tile, arena, workspace);
   }
 }

@@ -41,6 +41,7 @@ struct WideTile {
   int32_t prefixes;
   int32_t item_count;
   int32_t feature;
+  bool first_is_missing;   // slices of core 1 have still to be copied
   uint32_t second_offset;  // of the slice of core 2
   int32_t checkpoint;      // number of a kPublished or kReloaded product
   ProductSource source;

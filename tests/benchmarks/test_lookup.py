@@ -181,7 +181,9 @@ def test_the_floor_counts_products_of_distinct_prefixes_and_bytes(module: Module
 @pytest.mark.parametrize("ranks", ["32", "16x16x16"])
 def test_the_floor_of_two_and_four_cores(ranks: str, module: ModuleType) -> None:
     floors, workloads = sys.modules["lookup_floor"], sys.modules["lookup_workloads"]
-    workload = module.parse_workload(f"W1:num_embeddings=5000,batch_size=500,tt_ranks={ranks}")
+    workload = sys.modules["lookup_options"].parse_workload(
+        f"W1:num_embeddings=5000,batch_size=500,tt_ranks={ranks}"
+    )
     batch = workloads.draw_batch(workload, 0, torch.device("cpu"))
     distinct = workloads.count_distinct(workload, [batch])
     p, ids = workload.spec.p_shapes, batch.indices
@@ -204,14 +206,16 @@ def test_the_floor_of_two_and_four_cores(ranks: str, module: ModuleType) -> None
 
 
 def test_workloads_and_contenders_are_named_or_refused(module: ModuleType) -> None:
-    workload = module.parse_workload("W1:tt_ranks=64x16,weighted=true,alpha=1.2")
+    workload = sys.modules["lookup_options"].parse_workload(
+        "W1:tt_ranks=64x16,weighted=true,alpha=1.2"
+    )
     assert (workload.tt_ranks, workload.weighted, workload.alpha) == ((64, 16), True, 1.2)
     assert workload.spec.p_shapes == (200, 220, 250)
-    two_cores = module.parse_workload("W1:tt_ranks=32")
+    two_cores = sys.modules["lookup_options"].parse_workload("W1:tt_ranks=32")
     assert two_cores.spec.num_cores == 2 and two_cores.spec.embedding_dim == 128
     with pytest.raises(ValueError, match="no workload 'W9'"):
-        module.parse_workload("W9")
+        sys.modules["lookup_options"].parse_workload("W9")
     with pytest.raises(ValueError, match="has no 'rank'"):
-        module.parse_workload("W1:rank=3")
+        sys.modules["lookup_options"].parse_workload("W1:rank=3")
     with pytest.raises(ValueError, match="no contender 'flow'"):
         module.select_modes(["flow"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 from click.testing import CliRunner
@@ -12,6 +13,7 @@ from torchrec_flowtt.config import ConfigError, RunFolderError, load_config
 from torchrec_flowtt.data.synthetic import write_random_ratings
 from torchrec_flowtt.train import demo
 from torchrec_flowtt.train.preflight import prepare
+from torchrec_flowtt.train.run_lock import lock_folder
 from torchrec_flowtt.version import __version__
 
 
@@ -88,7 +90,7 @@ def test_both_runs_differ_in_the_tables_only_and_replace_earlier_ones(runs, tmp_
     recorded = load_config(tmp_path / "demo" / "flowtt" / "config.yaml")
     assert recorded.run_folder == tmp_path / "demo" / "flowtt"
     names = sorted(path.name for path in (tmp_path / "demo").iterdir())
-    assert names == ["fbgemm", "flowtt", "summary.json"]
+    assert names == [".lock", "fbgemm", "flowtt", "summary.json"]
     found = json.loads((tmp_path / "demo" / "summary.json").read_text())
     assert found["fbgemm"]["table_bytes"] == 1000 and found["flowtt"]["table_bytes"] == 10
     for run in found.values():
@@ -103,6 +105,24 @@ def test_a_failed_run_keeps_the_earlier_summary(runs, tmp_path, monkeypatch):
     assert CliRunner().invoke(flowtt, arguments).exit_code == 3
     assert (tmp_path / "demo" / "summary.json").read_text() == before
     assert (tmp_path / "demo" / "fbgemm" / "metrics.json").exists()
+
+
+@pytest.mark.parametrize("place", [".", "flowtt.new"])
+def test_another_demonstration_that_is_alive_keeps_its_folder(runs, tmp_path, place):
+    """Of a demonstration that was killed, the processes of a run may be what is alive."""
+    folder = tmp_path / "demo" / place
+    folder.mkdir(parents=True)
+    held = lock_folder(folder)
+    if place != ".":
+        (folder / "config.yaml").write_text("theirs")
+    arguments = ["demo", f"--run-dir={tmp_path / 'demo'}", "--device=cpu"]
+    try:
+        result = CliRunner().invoke(flowtt, arguments)
+    finally:
+        os.close(held)
+    assert "is in use by another run that is still alive" in str(result.exception)
+    assert runs == [] and (place == "." or (folder / "config.yaml").exists())
+    assert CliRunner().invoke(flowtt, arguments).exit_code == 0
 
 
 @pytest.mark.parametrize("place", ["flowtt", "fbgemm", "flowtt.new"])

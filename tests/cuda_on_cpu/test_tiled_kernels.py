@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 
@@ -13,7 +15,7 @@ from tests.cuda_on_cpu.tiled_tables import (
     THREE_PRODUCTS,
     assert_near,
 )
-from tests.gpu.calls import MEAN, NONE, SUM, Table, make_call
+from tests.gpu.calls import MEAN, NONE, SUM, Table, every_id_twice, make_call
 from tests.gpu.expected import expect
 
 
@@ -51,6 +53,13 @@ def test_bags(name: str, lengths: list[int]) -> None:
         assert not output[[length == 0 for length in lengths]].any()
 
 
+@pytest.mark.parametrize("order", [Order.ASCENDING, Order.RANDOM])
+def test_more_shared_rows_than_are_buffered(order: Order) -> None:
+    call = every_id_twice(TABLES["32x8"], 10_800)
+    output = forward(call, Device(8, order=order))
+    assert_near(output, expect(call).output, THREE_PRODUCTS)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("output_dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_dtypes(dtype: torch.dtype, output_dtype: torch.dtype) -> None:
@@ -74,6 +83,36 @@ def test_rows_without_pooling() -> None:
     for name in SOME:
         call = make_call([TABLES[name]], batch_size=100, pooling_mode=NONE)
         assert_near(forward(call), expect(call).output, THREE_PRODUCTS)
+
+
+# Of the kernels for any ranks, whose tables share shared memory of which each needs another part.
+MIXED = [
+    [Table((40, 40, 40), q, (128, 128)) for q in [(4, 4, 8), (4, 4, 4), (4, 2, 4)]],
+    [TABLES["4 cores, one column"], TABLES["4 cores"]],
+    [Table((40, 40, 40), q, (32, 32)) for q in [(1, 2, 16), (8, 4, 8)]],
+]
+
+
+@pytest.mark.parametrize("tables", MIXED, ids=["ranks 128", "4 cores", "ranks 32"])
+@pytest.mark.parametrize("order", [Order.ASCENDING, Order.RANDOM, Order.BURSTS])
+def test_shapes_that_share_a_launch(tables: list[Table], order: Order) -> None:
+    call = make_call(tables, batch_size=100, max_length=12)
+    assert_near(forward(call, Device(3, order=order)), expect(call).output, THREE_PRODUCTS)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_any_tables_in_one_call(seed: int) -> None:
+    draw = random.Random(seed)
+    tables = [TABLES[draw.choice(list(TABLES))] for _ in range(draw.randint(2, 4))]
+    call = make_call(
+        tables,
+        batch_size=draw.choice([7, 30, 100]),
+        max_length=draw.choice([1, 6, 20, 60]),
+        weighted=draw.random() < 0.5,
+        seed=seed,
+    )
+    device = Device(draw.choice([1, 3, 6]), order=draw.choice(list(Order)), seed=seed)
+    assert_near(forward(call, device), expect(call).output, 2 * THREE_PRODUCTS)
 
 
 def test_features_that_share_tables_and_kernels_of_every_kind() -> None:

@@ -127,3 +127,21 @@ def make_call(
         pooling_mode=pooling_mode,
     )
     return call.to(device)
+
+
+def every_id_twice(table: Table, distinct: int, device: str = "cpu") -> Call:
+    """Bags of four lookups of ids that all have two: more rows to share than are buffered.
+
+    For tables of 128 columns and more than 8,192 distinct ids.
+    """
+    generator = torch.Generator().manual_seed(5)
+    ids = torch.randperm(table.rows, generator=generator)[:distinct]
+    again = ids[torch.randperm(distinct, generator=generator)]
+    bags = distinct // 2
+    return make_call(
+        [table],
+        batch_size=bags,
+        lengths=[4] * bags,
+        ids=torch.cat([ids, again]).tolist(),
+        device=device,
+    )

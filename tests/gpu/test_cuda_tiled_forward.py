@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.gpu.calls import MEAN, SUM, Table, make_call
+from tests.gpu.calls import MEAN, SUM, Table, every_id_twice, make_call
 from tests.gpu.expected import assert_matches, expect, relative_error
 
 # One for each tiling, exact and padded ones, and sizes that no tile divides.
@@ -163,6 +163,11 @@ def test_one_prefix_has_most_lookups() -> None:
     call = make_call(
         [table], batch_size=20_000, lengths=[1] * 20_000, ids=ids.tolist(), device="cuda"
     )
+    assert_matches(call.forward(), expect(call).output)
+
+
+def test_more_shared_rows_than_are_buffered() -> None:
+    call = every_id_twice(TABLES["32x8"], 10_800, device="cuda")
     assert_matches(call.forward(), expect(call).output)
 
 

@@ -60,6 +60,20 @@ def test_values(name: str, dtype: torch.dtype, weighted: bool, pooling_mode: int
     assert_matches(call.forward(), expect(call).output)
 
 
+@pytest.mark.parametrize(
+    "tables",
+    [
+        [Table((40, 40, 40), q, (128, 128)) for q in [(4, 4, 8), (4, 4, 4), (4, 2, 4)]],
+        [TABLES["4 cores, one column"], TABLES["4 cores"]],
+        [Table((40, 40, 40), q, (32, 32)) for q in [(1, 2, 16), (8, 4, 8)]],
+    ],
+    ids=["ranks 128", "4 cores", "ranks 32"],
+)
+def test_shapes_that_share_a_launch(tables: list[Table]) -> None:
+    call = make_call(tables, batch_size=2000, max_length=12, device="cuda")
+    assert_matches(call.forward(), expect(call).output)
+
+
 @pytest.mark.parametrize("name", TABLES)
 def test_bags_of_one_lookup(name: str) -> None:
     call = make_call([TABLES[name]], batch_size=5000, lengths=[1] * 5000, device="cuda")

@@ -152,7 +152,9 @@ class _FusedLookup(torch.autograd.Function):
         return (None, None, None, None, weights_grad, *unused)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator,unused-ignore]
+@torch.compiler.disable(  # type: ignore[untyped-decorator,unused-ignore]
+    reason="the step fused with the backward writes to the cores, which a graph must not repeat"
+)
 def fused_lookup(
     lookup: BatchedLookup,
     update: FusedUpdate,

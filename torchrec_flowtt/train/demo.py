@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ from torchrec_flowtt.train.run_folder import (
     write_atomically,
     write_json,
 )
-from torchrec_flowtt.train.run_lock import LOCK_FILE
+from torchrec_flowtt.train.run_lock import LOCK_FILE, check_folder_unlocked, lock_folder
 
 UNCOMPRESSED = ('tables=[{name: "*", kernel: fbgemm}]',)
 RUNS: dict[str, Sequence[str]] = {"fbgemm": UNCOMPRESSED, "flowtt": ()}
@@ -89,6 +91,7 @@ def demo(
     for name in RUNS:
         for place in (folder / name, _staging(folder, name)):
             _check_own(place)
+    click.get_current_context().call_on_close(_lock(folder))
     for name in RUNS:
         _clear(_staging(folder, name))
         _check(config_path, settings_of[name], processes)
@@ -99,6 +102,7 @@ def demo(
         started = time.perf_counter()
         code = _run(config_path, settings, processes)
         if code:
+            click.echo("a demonstration is not resumed: the next one starts over", err=True)
             sys.exit(code)
         metrics = json.loads((staging / METRICS_FILE).read_text(encoding="utf-8"))
         summary[name] = {key: metrics[key] for key in SUMMARY_KEYS}
@@ -147,6 +151,19 @@ def _record_folder(path: Path, folder: Path) -> None:
     write_atomically(path, config_text(config.model_copy(update={"run_folder": folder})))
 
 
+def _lock(folder: Path) -> Callable[[], None]:
+    """Keeps other demonstrations away from the folder; returns what ends that.
+
+    Raises:
+        RunFolderError: another one is using it.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return partial(os.close, lock_folder(folder))
+    except OSError as error:
+        raise RunFolderError(f"{folder} cannot be used: {error.strerror}") from None
+
+
 def _check_own(folder: Path) -> None:
     """Raises RunFolderError if a folder is there and is no run of an earlier demonstration."""
     if not folder.exists():
@@ -168,6 +185,8 @@ def _clear(folder: Path) -> None:
     _check_own(folder)
     if not folder.exists():
         return
+    # The processes of a demonstration that was killed may go on without it.
+    check_folder_unlocked(folder)
     try:
         shutil.rmtree(folder)
     except OSError as error:

@@ -21,14 +21,7 @@ def check_unlocked(config: JobConfig) -> None:
         RunFolderError: one does.
     """
     for folder in _folders(config):
-        try:
-            descriptor = os.open(folder / LOCK_FILE, os.O_RDWR)
-        except OSError:
-            continue
-        try:
-            _lock(descriptor, folder)
-        finally:
-            os.close(descriptor)
+        check_folder_unlocked(folder)
 
 
 def lock_folders(config: JobConfig) -> None:
@@ -39,11 +32,41 @@ def lock_folders(config: JobConfig) -> None:
         OSError: the lock's file cannot be made.
     """
     for folder in _folders(config):
-        # Never closed: the lock lives as long as the descriptor, and that as long as the process.
-        descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
+        lock_folder(folder)
+
+
+def check_folder_unlocked(folder: Path) -> None:
+    """Checks that no live run uses the folder; writes nothing.
+
+    Raises:
+        RunFolderError: one does.
+    """
+    try:
+        descriptor = os.open(folder / LOCK_FILE, os.O_RDWR)
+    except OSError:
+        return
+    try:
         _lock(descriptor, folder)
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    finally:
+        os.close(descriptor)
+
+
+def lock_folder(folder: Path) -> int:
+    """Locks the folder, which exists, until this process ends, however it ends.
+
+    Returns:
+        A descriptor; closing it unlocks the folder before.
+
+    Raises:
+        RunFolderError: a live run has it.
+        OSError: the lock's file cannot be made.
+    """
+    # The lock lives as long as the descriptor, and that as long as the process.
+    descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
+    _lock(descriptor, folder)
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    return descriptor
 
 
 def _folders(config: JobConfig) -> list[Path]:
@@ -63,5 +86,5 @@ def _lock(descriptor: int, folder: Path) -> None:
             process = f" (process {int(os.pread(descriptor, 32, 0))})"
         raise RunFolderError(
             f"{folder} is in use by another run that is still alive{process}; wait for it, stop"
-            " it, or give another run_folder=..."
+            " it, or give another folder"
         ) from None
