@@ -5,49 +5,15 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.gpu.calls import Call, Table, make_call
+from tests.gpu.call_strategies import MANY, calls
+from tests.gpu.calls import Call
 from tests.gpu.expected import assert_matches
 from tests.gpu.training import OPTIMIZERS, STEP_SLACK, Training
 from tests.tolerances import TOLERANCES
-
-
-@st.composite
-def tables(draw: st.DrawFn) -> Table:
-    """Any shape; ranks and column factors that have a tiling, or are wide, are drawn often."""
-    num_cores = draw(st.integers(2, 4))
-    size = st.integers(1, 6)
-    p = tuple(draw(size) for _ in range(num_cores))
-    q = tuple(draw(st.sampled_from([1, 2, 3, 4, 4, 5, 8])) for _ in range(num_cores))
-    rank = st.one_of(st.integers(1, 9), st.sampled_from([16, 17, 24, 32, 33, 64, 100, 128]))
-    ranks = tuple(draw(rank) for _ in range(num_cores - 1))
-    rows = 1
-    for factor in p:
-        rows *= factor
-    return Table(p, q, ranks, draw(st.integers(1, rows)))
-
-
-@st.composite
-def calls(draw: st.DrawFn) -> Call:
-    drawn = draw(st.lists(tables(), min_size=1, max_size=4))
-    features = draw(st.lists(st.integers(0, len(drawn) - 1), min_size=1, max_size=6))
-    return make_call(
-        drawn,
-        feature_table_map=features,
-        batch_size=draw(st.integers(0, 8)),
-        max_length=draw(st.integers(0, 6)),
-        dtype=draw(st.sampled_from([torch.float32, torch.float16, torch.bfloat16, torch.float64])),
-        index_dtype=draw(st.sampled_from([torch.int32, torch.int64])),
-        offset_dtype=draw(st.sampled_from([torch.int32, torch.int64])),
-        weighted=draw(st.booleans()),
-        pooling_mode=draw(st.integers(0, 1)),
-        seed=draw(st.integers(0, 1000)),
-    )
-
 
 SETTINGS = settings(
     max_examples=60,
@@ -86,6 +52,16 @@ def test_forward_and_gradients(cpu: Call) -> None:
         # Both are rounded to the cores' dtype, so they may differ by a unit in the last place.
         assert_matches(actual, expected, slack=2)
     assert_matches(cuda.weights_grad(grad.cuda()), cpu.weights_grad(grad))
+
+
+@SETTINGS
+@given(calls(*MANY))
+def test_forward_of_many_lookups(cpu: Call) -> None:
+    cuda = cpu.to("cuda")
+    for path in ("general", "tiled"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("FLOWTT_CUDA_FORWARD", path)
+            assert_close_to_cpu(cuda.forward(), cpu)
 
 
 @SETTINGS

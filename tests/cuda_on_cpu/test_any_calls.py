@@ -1,0 +1,59 @@
+"""The forward pass on the CPU, over calls, devices and orders drawn at random."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from tests.cuda_on_cpu.emulated import Device, Order, forward
+from tests.cuda_on_cpu.tiled_tables import ONE_PRODUCT, THREE_PRODUCTS, assert_near
+from tests.gpu.call_strategies import MANY, calls
+from tests.gpu.calls import Call
+from tests.gpu.expected import expect
+
+MECHANISMS = ["fusion", "grouping", "folding", "sharing", "stealing", "checkpoints"]
+# Of the one that is the output's; sums of 16-bit cores are rounded once.
+ROUNDING = {torch.float32: 0.0, torch.float16: 1e-3, torch.bfloat16: 6e-3}
+
+devices = st.builds(
+    Device,
+    multiprocessors=st.sampled_from([1, 2, 3, 6, 20]),
+    capability_major=st.sampled_from([8, 9]),
+    order=st.sampled_from(list(Order)),
+    seed=st.integers(1, 99),
+)
+
+
+@settings(
+    max_examples=80,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+@given(
+    call=calls(*MANY, dtypes=(torch.float32, torch.float16, torch.bfloat16)),
+    device=devices,
+    output_dtype=st.sampled_from(list(ROUNDING)),
+    disabled=st.one_of(st.just([]), st.lists(st.sampled_from(MECHANISMS), max_size=2)),
+    allow_tf32=st.booleans(),
+    deterministic=st.booleans(),
+)
+def test_forward(
+    call: Call,
+    device: Device,
+    output_dtype: torch.dtype,
+    disabled: list[str],
+    allow_tf32: bool,
+    deterministic: bool,
+) -> None:
+    assume(0 < call.indices.numel() <= 6000)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FLOWTT_CUDA_FORWARD", "tiled")
+        patch.setenv("FLOWTT_CUDA_DISABLE", ", ".join(disabled))
+        output = forward(call, device, output_dtype, allow_tf32, deterministic)
+    one_product = allow_tf32 or (call.cores[0].dtype.itemsize == 2 and output_dtype.itemsize == 2)
+    tolerance = 2 * (ONE_PRODUCT if one_product else THREE_PRODUCTS)
+    assert_near(output, expect(call).output, tolerance + ROUNDING[output_dtype])
