@@ -1,11 +1,12 @@
-// The first launch of the preparation: how many lookups of each chunk each bin has. Beside it, what
-// later kernels count in is cleared.
+// The first launch of the preparation: how many lookups of each chunk each bin has, and the rank of
+// each of these. Beside it, offsets are checked, and what later kernels count in or add to is
+// cleared.
 
 #pragma once
 
 #include <cstdio>
 
-#include "tiled_chunks.cuh"
+#include "tiled_clearing.cuh"
 
 namespace flowtt::cuda {
 
@@ -30,11 +31,11 @@ inline __device__ __noinline__ void find_bad_lookup(const TiledFeature& feature,
   }
 }
 
-// Counts the lookups of the chunk, a batch at a time.
+// Counts the lookups of the chunk, a batch at a time. ranks: of the lookups of the range.
 template <bool kWide>
 __device__ __forceinline__ void count_lookups(uint32_t* bins, const SortedChunk& chunk,
                                               const TiledFeature& feature, const BagBatch& batch,
-                                              const TiledRange& range) {
+                                              const TiledRange& range, uint16_t* ranks) {
   const IdSplitter splitter(feature);
   const int64_t first = range.first_lookup + chunk.first + threadIdx.x;
   bool is_bad = false;
@@ -48,20 +49,21 @@ __device__ __forceinline__ void count_lookups(uint32_t* bins, const SortedChunk&
       if (i * kPrepareThreads >= existing) break;
       const bool exists = has_row(feature, ids[i]);
       is_bad |= !exists;
-      atomicAdd(&bins[splitter.split_id<kWide>(exists ? ids[i] : 0).bin], 1u);
+      ranks[chunk.first + base + i * kPrepareThreads + threadIdx.x] = static_cast<uint16_t>(
+          atomicAdd(&bins[splitter.split_id<kWide>(exists ? ids[i] : 0).bin], 1u));
     }
   }
   if (is_bad)
     find_bad_lookup(feature, batch, first, range.first_lookup + chunk.first + chunk.count);
 }
 
-// The grid: a block for each chunk, and one that clears. cleared: words that are to be zeros.
-__global__ void __launch_bounds__(kPrepareThreads, 3)
-    tiled_count_kernel(const __grid_constant__ TiledGroup group,
-                       const __grid_constant__ BagBatch batch,
-                       const __grid_constant__ TiledRange range,
-                       const __grid_constant__ TiledWorkspace workspace, uint4* cleared,
-                       int32_t cleared_vectors) {
+// The grid: `counting` blocks, a chunk each, one that clears words, and one for each piece of
+// clearing. cleared: words that are to be zeros.
+__global__ void __launch_bounds__(kPrepareThreads, 3) tiled_count_kernel(
+    const __grid_constant__ TiledGroup group, const __grid_constant__ BagBatch batch,
+    const __grid_constant__ TiledRange range, const __grid_constant__ TiledWorkspace workspace,
+    const __grid_constant__ PooledOutput output, const __grid_constant__ ClearingPieces pieces,
+    int32_t counting, uint4* cleared, int32_t cleared_vectors) {
   __shared__ uint4 bins[kMaxTiledBins / 4];
   __shared__ SortedChunk shared_chunk;
   constexpr int kVectors = kMaxTiledBins / 4 / kPrepareThreads;  // of a thread
@@ -74,7 +76,11 @@ __global__ void __launch_bounds__(kPrepareThreads, 3)
   // call may have written them.
   allow_dependent_launch();
   const int32_t number = static_cast<int32_t>(blockIdx.x);
-  if (number == static_cast<int32_t>(gridDim.x) - 1) {
+  if (number > counting) {
+    clear_bags(group, batch, range, workspace, output, pieces, number - counting - 1);
+    return;
+  }
+  if (number == counting) {
 #pragma unroll 1
     for (int32_t i = threadIdx.x; i < cleared_vectors; i += kPrepareThreads) {
       cleared[i] = make_uint4(0, 0, 0, 0);
@@ -87,9 +93,9 @@ __global__ void __launch_bounds__(kPrepareThreads, 3)
   const TiledFeature& feature = group.features[chunk.feature];
   uint32_t* const counts = reinterpret_cast<uint32_t*>(bins);
   if (feature.num_embeddings > kMaxNarrowRows) {
-    count_lookups<true>(counts, chunk, feature, batch, range);
+    count_lookups<true>(counts, chunk, feature, batch, range, workspace.ranks);
   } else {
-    count_lookups<false>(counts, chunk, feature, batch, range);
+    count_lookups<false>(counts, chunk, feature, batch, range, workspace.ranks);
   }
   __syncthreads();
   uint4* const row =

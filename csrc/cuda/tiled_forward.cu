@@ -63,7 +63,8 @@ TiledWorkspace place_workspace(const TiledPlan& plan, const PooledOutput& output
   // What is only sorted with is dead before anything is written to rows or checkpoints.
   const int64_t chunks = max_chunks(plan);
   const int64_t sort_bytes =
-      chunks * (kBinSums + kMaxTiledBins) * static_cast<int64_t>(sizeof(uint32_t));
+      chunks * (kBinSums + kMaxTiledBins) * static_cast<int64_t>(sizeof(uint32_t)) +
+      plan.lookups_per_range * static_cast<int64_t>(sizeof(uint16_t));
   const int64_t rows_bytes = plan.row_slots * row_bytes(plan);
   const int64_t entries_bytes =
       plan.lookups_per_range * static_cast<int64_t>(sizeof(GroupedLookup));
@@ -98,6 +99,7 @@ TiledWorkspace place_workspace(const TiledPlan& plan, const PooledOutput& output
   workspace.piece_bags = layout->take<uint2>(pieces);
   workspace.bin_sums = static_cast<uint32_t*>(sorted_with);
   workspace.bin_starts = workspace.bin_sums + chunks * kBinSums;
+  workspace.ranks = reinterpret_cast<uint16_t*>(workspace.bin_starts + chunks * kMaxTiledBins);
   workspace.rows_per_block = plan.rows_per_block;
   workspace.buffered_row_elements = plan.buffered_row_elements;
   return workspace;

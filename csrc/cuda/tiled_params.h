@@ -145,6 +145,7 @@ struct TiledWorkspace {
   // Of the preparation, not after it: [chunks, kMaxTiledBins] lookups of each bin of each chunk,
   // then where they start; and [chunks, kBinSums] sums of the former.
   uint32_t* bin_starts;
+  uint16_t* ranks;  // of each lookup by position: within its chunk and bin
   uint32_t* bin_sums;
   void* checkpoints;  // kCheckpointBytes
   void* scratch;      // kScratchBytesPerMultiprocessor for each; null unless fusion is disabled

@@ -25,24 +25,24 @@ union PrepareScratch {
   typename Packing::Scratch packing;
 };
 
-// The grid: `starting` blocks that find starts, then those that take pieces of packing in turn.
+// The grid: `packing` blocks that take pieces of packing in turn, then those that find starts,
+// which have to wait for the launch before anyway.
 template <typename Packing>
 __global__ void __launch_bounds__(kPrepareThreads, kPrepareBlocksPerMultiprocessor)
     tiled_prepare_kernel(const __grid_constant__ TiledGroup group,
                          const __grid_constant__ BagBatch batch,
                          const __grid_constant__ TiledRange range,
-                         const __grid_constant__ TiledWorkspace workspace, int32_t starting,
+                         const __grid_constant__ TiledWorkspace workspace, int32_t packing,
                          int32_t packing_pieces) {
   __shared__ PrepareScratch<Packing> scratch;
   allow_dependent_launch();
   const int32_t block = static_cast<int32_t>(blockIdx.x);
-  if (block < starting) {
-    find_starts(scratch.starts, group, batch, range, workspace, block);
+  if (block >= packing) {
+    find_starts(scratch.starts, group, batch, range, workspace, block - packing);
     return;
   }
-  const int32_t packing = static_cast<int32_t>(gridDim.x) - starting;
 #pragma unroll 1
-  for (int32_t piece = block - starting; piece < packing_pieces; piece += packing) {
+  for (int32_t piece = block; piece < packing_pieces; piece += packing) {
     pack_piece<Packing>(group, workspace, scratch.packing, piece);
   }
   // The end of this launch is to mean the end of the one before.

@@ -26,7 +26,7 @@ cudaError_t launch_prepare(const TiledLaunch& launch) {
   if (starting + packing > 0) {
     error = launch_kernel(tiled_prepare_kernel<Packing>, starting + packing, kPrepareThreads, 0,
                           launch.plan.dependent_launch, launch.stream, group, launch.batch,
-                          launch.range, launch.workspace, starting, pieces);
+                          launch.range, launch.workspace, packing, pieces);
     if (error != cudaSuccess) return error;
   }
   return launch_scatter(launch);

@@ -5,24 +5,19 @@
 
 #include "lookup_checks.cuh"
 #include "tiled_bags.cuh"
-#include "tiled_clearing.cuh"
 
 namespace flowtt::cuda {
 
 // In dynamic shared memory.
 struct ScatterScratch {
-  alignas(16) uint32_t bins[kMaxTiledBins];  // lookups of the chunk that have been seen
   SortedChunk chunk;
   BagMarks marks;
-  // As many as a chunk has: {outer, i2, sample (of bags that are marked), all as in GroupedLookup,
-  // bin | rank within the chunk and the bin << kRankShift}. A thread reads only what it has
-  // written.
+  // As many as a part of a chunk has: {outer, i2, sample (of bags that are marked), all as in
+  // GroupedLookup, bin}. A thread reads only what it has written.
   alignas(16) uint4 lookups[1];
 
-  static constexpr int kRankShift = 12;
-  static_assert(kMaxTiledBins <= 1 << kRankShift && kMaxChunkShift + kRankShift <= 32);
-  static constexpr size_t bytes(int32_t chunk_shift) {
-    return sizeof(ScatterScratch) + (sizeof(uint4) << chunk_shift);
+  static constexpr size_t bytes(int32_t part_shift) {
+    return sizeof(ScatterScratch) + (sizeof(uint4) << part_shift);
   }
 };
 
@@ -103,7 +98,7 @@ inline __device__ __noinline__ void write_factors(const ScatterScratch& scratch,
   }
 }
 
-// Takes apart the ids of the chunk and numbers the lookups of each bin.
+// Takes apart the ids of the chunk.
 template <bool kWide>
 __device__ __forceinline__ void stage_lookups(ScatterScratch& scratch, const SortedChunk& chunk,
                                               const TiledFeature& feature, const BagBatch& batch,
@@ -120,27 +115,30 @@ __device__ __forceinline__ void stage_lookups(ScatterScratch& scratch, const Sor
       // The launch that counts reports ids without a row, but maybe later.
       const LookupDigits digits = splitter.split_id<kWide>(has_row(feature, ids[i]) ? ids[i] : 0);
       if (i * kPrepareThreads < existing) {
-        const uint32_t rank = atomicAdd(&scratch.bins[digits.bin], 1u);
         scratch.lookups[base + i * kPrepareThreads] =
-            make_uint4(digits.outer, digits.i2, 0, digits.bin | rank << ScatterScratch::kRankShift);
+            make_uint4(digits.outer, digits.i2, 0, digits.bin);
       }
     }
   }
 }
 
-// Writes the entries of chunk `number`. Called by all threads of a block.
-__device__ __forceinline__ void scatter_chunk(ScatterScratch& scratch, const TiledGroup& group,
-                                              const BagBatch& batch, const TiledRange& range,
-                                              const TiledWorkspace& workspace, int32_t number) {
-#pragma unroll
-  for (int i = 0; i < kMaxTiledBins / 4 / kPrepareThreads; ++i) {
-    reinterpret_cast<uint4*>(scratch.bins)[i * kPrepareThreads + threadIdx.x] =
-        make_uint4(0, 0, 0, 0);
-  }
-  const SortedChunk chunk = find_chunk(scratch.chunk, group, batch, range, number);
+// Writes the entries of part `number` of the chunks, each of which has 2^parts_shift. Called by all
+// threads of a block.
+__device__ __forceinline__ void scatter_part(ScatterScratch& scratch, const TiledGroup& group,
+                                             const BagBatch& batch, const TiledRange& range,
+                                             const TiledWorkspace& workspace, int32_t number,
+                                             int32_t parts_shift) {
+  const int32_t chunk_number = number >> parts_shift;
+  SortedChunk chunk = find_chunk(scratch.chunk, group, batch, range, chunk_number);
   if (chunk.feature < 0) return;
+  // From here on the chunk is this part of it.
+  const int32_t begin = (number & ((1 << parts_shift) - 1)) << (range.chunk_shift - parts_shift);
+  if (begin >= chunk.count) return;
+  chunk.first += begin;
+  chunk.count = min(chunk.count - begin, 1 << (range.chunk_shift - parts_shift));
+  chunk.first_entry += keeps_order(range) ? begin : 0;
+  chunk.skipped += static_cast<uint32_t>(begin);
   const TiledFeature& feature = group.features[chunk.feature];
-  __syncthreads();
   if (feature.num_embeddings > kMaxNarrowRows) {
     stage_lookups<true>(scratch, chunk, feature, batch, range);
   } else {
@@ -150,26 +148,28 @@ __device__ __forceinline__ void scatter_chunk(ScatterScratch& scratch, const Til
   if (!equal_bags) stage_marked_samples(scratch, batch, chunk.count);
   const bool sorts = !keeps_order(range);
   const uint32_t* const starts =
-      workspace.bin_starts + static_cast<int64_t>(number) * kMaxTiledBins;
+      workspace.bin_starts + static_cast<int64_t>(chunk_number) * kMaxTiledBins;
+  const uint16_t* const ranks = workspace.ranks + chunk.first;
   wait_for_previous_kernel();
 #pragma unroll 1
   for (int32_t base = threadIdx.x; base < chunk.count; base += kBatch * kPrepareThreads) {
     const int32_t existing = chunk.count - base;
     uint4 lookups[kBatch];
     uint32_t entries[kBatch];
+    uint32_t of_bin[kBatch];
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       // All loads of the batch are under way before the first is used.
       const bool exists = i * kPrepareThreads < existing;
-      lookups[i] = scratch.lookups[exists ? base + i * kPrepareThreads : base];
-      const uint32_t bin = lookups[i].w & (kMaxTiledBins - 1);
-      entries[i] = sorts ? starts[bin] : base + i * kPrepareThreads;
+      const int32_t item = exists ? base + i * kPrepareThreads : base;
+      lookups[i] = scratch.lookups[item];
+      entries[i] = sorts ? starts[lookups[i].w] : item;
+      of_bin[i] = sorts ? ranks[item] : 0;
     }
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       const int32_t item = base + i * kPrepareThreads;
-      const uint32_t entry =
-          chunk.first_entry + entries[i] + (sorts ? lookups[i].w >> ScatterScratch::kRankShift : 0);
+      const uint32_t entry = chunk.first_entry + entries[i] + of_bin[i];
       const uint32_t sample = find_sample(lookups[i].z, chunk, equal_bags, batch, range, item);
       if (i * kPrepareThreads < existing) {
         reinterpret_cast<uint4*>(workspace.entries)[entry] =
@@ -187,27 +187,16 @@ __device__ __forceinline__ void scatter_chunk(ScatterScratch& scratch, const Til
   }
 }
 
-// The grid: `scattering` blocks, a chunk each, then those that take pieces of clearing in turn.
-__global__ void __launch_bounds__(kPrepareThreads, 2)
+// The grid: a block for each part of a chunk.
+__global__ void __launch_bounds__(kPrepareThreads, 3)
     tiled_scatter_kernel(const __grid_constant__ TiledGroup group,
                          const __grid_constant__ BagBatch batch,
                          const __grid_constant__ TiledRange range,
-                         const __grid_constant__ TiledWorkspace workspace,
-                         const __grid_constant__ PooledOutput output,
-                         const __grid_constant__ ClearingPieces pieces, int32_t scattering) {
+                         const __grid_constant__ TiledWorkspace workspace, int32_t parts_shift) {
   extern __shared__ __align__(16) char shared[];
   allow_dependent_launch();
-  const int32_t block = static_cast<int32_t>(blockIdx.x);
-  if (block < scattering) {
-    scatter_chunk(*reinterpret_cast<ScatterScratch*>(shared), group, batch, range, workspace,
-                  block);
-  } else {
-    const int32_t clearing = static_cast<int32_t>(gridDim.x) - scattering;
-#pragma unroll 1
-    for (int32_t piece = block - scattering; piece < pieces.count; piece += clearing) {
-      clear_bags(group, batch, range, workspace, output, pieces, piece);
-    }
-  }
+  scatter_part(*reinterpret_cast<ScatterScratch*>(shared), group, batch, range, workspace,
+               static_cast<int32_t>(blockIdx.x), parts_shift);
   // The end of this launch is to mean the end of those before.
   wait_for_previous_kernel();
 }

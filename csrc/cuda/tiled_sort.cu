@@ -10,12 +10,12 @@
 namespace flowtt::cuda {
 namespace {
 
-constexpr int64_t kMaxClearingPieces = 64;
+constexpr int64_t kMaxClearingPieces = 128;
 
 }  // namespace
 
 int32_t choose_chunk_shift(int64_t lookups, int32_t multiprocessors) {
-  // Few enough chunks that the blocks of the last launch fit on the device beside those that pack.
+  // Few enough chunks that the blocks that count fit on the device beside those that clear.
   const int64_t most = int64_t{multiprocessors} * 3 / 4;
   int32_t shift = kMinChunkShift;
   while (shift < kMaxChunkShift && lookups > most << shift) ++shift;
@@ -32,42 +32,48 @@ int32_t max_chunks(const TiledLaunch& launch) {
 
 cudaError_t launch_count(const TiledLaunch& launch) {
   const TiledPlan& plan = launch.plan;
+  const TiledRange& range = launch.range;
   const TiledWorkspace& workspace = launch.workspace;
   // The two lie one after the other.
   const uint32_t* const end = workspace.piece_arrivals != nullptr
                                   ? workspace.piece_arrivals + plan.lookups_per_range / kPoolPiece
                                   : workspace.control + kControlWords;
-  return launch_kernel(tiled_count_kernel, max_chunks(launch) + 1, kPrepareThreads, 0,
-                       plan.dependent_launch, launch.stream, plan.group, launch.batch, launch.range,
-                       workspace, reinterpret_cast<uint4*>(workspace.control),
+  const int64_t samples = range.end_sample - range.first_sample;
+  const int64_t bags_per_piece = std::clamp<int64_t>(
+      samples * plan.group.count / kMaxClearingPieces / kPrepareWarps * kPrepareWarps,
+      kPrepareWarps, kMaxBagsPerPiece);
+  ClearingPieces pieces{};
+  pieces.pieces_per_feature = static_cast<int32_t>((samples + bags_per_piece - 1) / bags_per_piece);
+  pieces.count = plan.group.count * pieces.pieces_per_feature;
+  pieces.bags_per_piece = static_cast<int32_t>(bags_per_piece);
+  pieces.clears_sums = launch.clears_sums;
+  const int32_t counting = max_chunks(launch);
+  return launch_kernel(tiled_count_kernel, int64_t{counting} + 1 + pieces.count, kPrepareThreads, 0,
+                       plan.dependent_launch, launch.stream, plan.group, launch.batch, range,
+                       workspace, launch.output, pieces, counting,
+                       reinterpret_cast<uint4*>(workspace.control),
                        static_cast<int32_t>((end - workspace.control + 3) / 4));
 }
 
 cudaError_t launch_scatter(const TiledLaunch& launch) {
   const TiledRange& range = launch.range;
-  const TiledGroup& group = launch.plan.group;
-  const int64_t samples = range.end_sample - range.first_sample;
-  const int64_t bags_per_piece = std::clamp<int64_t>(
-      samples * group.count / kMaxClearingPieces / kPrepareWarps * kPrepareWarps, kPrepareWarps,
-      kMaxBagsPerPiece);
-  ClearingPieces pieces{};
-  pieces.pieces_per_feature = static_cast<int32_t>((samples + bags_per_piece - 1) / bags_per_piece);
-  pieces.count = group.count * pieces.pieces_per_feature;
-  pieces.bags_per_piece = static_cast<int32_t>(bags_per_piece);
-  pieces.clears_sums = launch.clears_sums;
   const int32_t chunks = max_chunks(launch);
-  const int32_t multiprocessors = launch.plan.multiprocessors;
-  // As many other blocks as fit beside those that scatter.
-  const int32_t others =
-      std::min(pieces.count, std::max(2 * multiprocessors - chunks, (multiprocessors + 1) / 2));
-  const size_t shared_bytes = ScatterScratch::bytes(range.chunk_shift);
+  if (chunks == 0) return cudaSuccess;
+  // Parts of chunks for as many blocks as the device runs at the same time.
+  const int64_t most = int64_t{launch.plan.multiprocessors} * 5 / 2;
+  int32_t parts_shift = 0;
+  while (parts_shift < range.chunk_shift - kMinChunkShift &&
+         int64_t{chunks} << (parts_shift + 1) <= most) {
+    ++parts_shift;
+  }
+  const size_t shared_bytes = ScatterScratch::bytes(range.chunk_shift - parts_shift);
   const cudaError_t error =
       cudaFuncSetAttribute(tiled_scatter_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                            static_cast<int>(shared_bytes));
   if (error != cudaSuccess) return error;
-  return launch_kernel(tiled_scatter_kernel, chunks + others, kPrepareThreads, shared_bytes,
-                       launch.plan.dependent_launch, launch.stream, group, launch.batch, range,
-                       launch.workspace, launch.output, pieces, chunks);
+  return launch_kernel(tiled_scatter_kernel, int64_t{chunks} << parts_shift, kPrepareThreads,
+                       shared_bytes, launch.plan.dependent_launch, launch.stream, launch.plan.group,
+                       launch.batch, range, launch.workspace, parts_shift);
 }
 
 }  // namespace flowtt::cuda
