@@ -65,6 +65,12 @@ EmptyBags check_offsets(const EmbeddingBagCall& call) {
     }
   });
   const int64_t i = bad.load();
+  if (i < last && offset_at(bags, i) > bags.nnz) {
+    message << "offsets[" << i << "]: expected at most the number of indices, " << bags.nnz
+            << ", got " << offset_at(bags, i) << " (feature " << i / bags.batch_size << ", bag "
+            << i % bags.batch_size << ")";
+    throw std::invalid_argument(message.str());
+  }
   if (i < last) {
     message << "offsets: expected non-decreasing values, but offsets[" << i
             << "] = " << offset_at(bags, i) << " and offsets[" << i + 1

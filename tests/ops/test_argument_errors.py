@@ -57,6 +57,10 @@ def test_offsets(call: Call) -> None:
     offsets = call.bags.offsets
     with pytest.raises(ValueError, match=r"offsets\[0\]: expected 0, got 1"):
         forward(call, offsets=offsets + 1)
+    beyond = offsets.clone()
+    beyond[3] = call.bags.indices.numel() + 4
+    with pytest.raises(ValueError, match=r"offsets\[3\]: expected at most the number of indices"):
+        forward(call, offsets=beyond)
     decreasing = offsets.clone()
     decreasing[4] = decreasing[3] - 1
     with pytest.raises(ValueError, match=r"offsets\[3\].*offsets\[4\].*feature 1, bag 0"):
