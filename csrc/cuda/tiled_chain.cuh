@@ -10,7 +10,7 @@
 //
 // Between the stages P_x lies in shared memory as A operands of m16n8k16: one 16-byte vector a lane
 // and step, written and read in one instruction. The summed indices are permuted when the cores
-// are packed (tiled_packing.cuh), so that the sums of stage 1, rounded, are those vectors.
+// are packed (tiled_slice_layout.cuh), so that the sums of stage 1, rounded, are those vectors.
 //
 // With three products an operand is x = high + low, and high high + high low + low high is summed.
 
