@@ -9,7 +9,7 @@
 namespace flowtt::cuda {
 
 inline constexpr int kMaxCheckpoints = 512;
-static_assert(kMaxQueues + 2 * kMaxCheckpoints <= kControlWords);
+static_assert(kMaxQueues + 2 * kMaxCheckpoints <= kFoldedRowsWord);
 
 enum class CheckpointState { kReady, kOwned, kOthers };
 

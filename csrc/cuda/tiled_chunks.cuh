@@ -46,11 +46,6 @@ __device__ __forceinline__ int32_t count_chunks(int32_t lookups, int32_t chunk_s
   return (lookups + (1 << chunk_shift) - 1) >> chunk_shift;
 }
 
-// Whether the only feature has all lookups, so that offsets need not be read to find them.
-__device__ __forceinline__ bool has_all_lookups(const BagBatch& batch, const TiledRange& range) {
-  return batch.num_features == 1 && range.end_sample - range.first_sample == batch.batch_size;
-}
-
 // The lookups of one of several features in the range, a lane a feature.
 struct FeatureLookups {
   int64_t lookups;  // of the feature's samples, in the range or not
@@ -62,35 +57,21 @@ struct FeatureLookups {
   int32_t entries_up_to;
   bool overlap;  // of any features, as offsets out of order can make it
 
-  // By all lanes of a warp. Offsets out of order are reported by clear_bags; here they only must
-  // not lead out of bounds, so every position is clamped.
+  // By all lanes of a warp.
   __device__ __forceinline__ FeatureLookups(const TiledGroup& group, const BagBatch& batch,
                                             const TiledRange& range)
       : lookups(0), skipped(0), first(0), count(0) {
     const int32_t lane = static_cast<int32_t>(threadIdx.x % 32);
     if (lane < group.count) {
-      const int64_t bag = group.features[lane].feature * batch.batch_size + range.first_sample;
-      const int64_t begin = load_index(batch.offsets, batch.offsets_are_int64, bag);
-      const int64_t end = load_index(batch.offsets, batch.offsets_are_int64,
-                                     bag + range.end_sample - range.first_sample);
-      const int64_t first_lookup = clamped(begin, range.first_lookup, range.end_lookup);
-      lookups = end - begin;
-      skipped = first_lookup - begin;
-      first = static_cast<int32_t>(first_lookup - range.first_lookup);
-      count = static_cast<int32_t>(clamped(end, first_lookup, range.end_lookup) - first_lookup);
+      const LookupSpan span = load_span(group.features[lane], batch, range);
+      lookups = span.end - span.begin;
+      skipped = span.first - span.begin;
+      first = static_cast<int32_t>(span.first - range.first_lookup);
+      count = span.count;
     }
     chunks = count_chunks(count, range.chunk_shift);
-    chunks_up_to = chunks;
-    entries_up_to = count;
-#pragma unroll
-    for (int offset = 1; offset < 32; offset *= 2) {
-      const int32_t other_entries = __shfl_up_sync(kAllLanes, entries_up_to, offset);
-      const int32_t other_chunks = __shfl_up_sync(kAllLanes, chunks_up_to, offset);
-      if (lane >= offset) {
-        entries_up_to += other_entries;
-        chunks_up_to += other_chunks;
-      }
-    }
+    chunks_up_to = inclusive_sum(chunks);
+    entries_up_to = inclusive_sum(count);
     overlap = __shfl_sync(kAllLanes, entries_up_to, 31) > range.end_lookup - range.first_lookup;
   }
 };

@@ -1,5 +1,5 @@
-// The second launch of the tiled forward path: persistent blocks whose warps take windows of
-// sorted lookups and compute their rows.
+// The contraction: persistent blocks whose warps take windows of sorted lookups, or of the rows
+// that folding has made of them, and compute their rows.
 
 #pragma once
 

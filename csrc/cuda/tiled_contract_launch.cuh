@@ -36,7 +36,7 @@ cudaError_t launch_contract_kernel(const TiledLaunch& launch) {
   if (error != cudaSuccess) return error;
   constexpr int kWarpBytes = sizeof(WarpStorage<Chain, kFused>);
   const int warps = std::min(Shape::kWarps, (shared_limit - kStaticSharedBytes) / kWarpBytes);
-  const int64_t lookups = launch.range.end_lookup - launch.range.first_lookup;
+  const int64_t lookups = launch.lookups();
   const int64_t blocks = std::min<int64_t>(
       {launch.plan.multiprocessors, kMaxQueues, (lookups + kMinWindow - 1) / kMinWindow});
   error =

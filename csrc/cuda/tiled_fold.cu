@@ -6,7 +6,7 @@
 namespace flowtt::cuda {
 
 cudaError_t launch_tiled_fold(const TiledLaunch& launch) {
-  const int64_t lookups = launch.range.end_lookup - launch.range.first_lookup;
+  const int64_t lookups = launch.lookups();
   if (lookups == 0) return cudaSuccess;
   // A feature's last chunk may be short.
   const int64_t blocks = (lookups - 1) / kFoldThreads + 1 + launch.plan.group.count - 1;

@@ -116,12 +116,7 @@ __device__ __forceinline__ void find_fold_chunk(FoldScratch& scratch, int32_t fe
   const int32_t first = scratch.segments.first_entry[min(lane, features - 1)];
   const int32_t entries = lane < features ? scratch.segments.first_entry[lane + 1] - first : 0;
   const int32_t chunks = (entries + kFoldThreads - 1) / kFoldThreads;
-  int32_t up_to = chunks;
-#pragma unroll
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const int32_t other = __shfl_up_sync(kAllLanes, up_to, offset);
-    if (lane >= offset) up_to += other;
-  }
+  const int32_t up_to = inclusive_sum(chunks);
   const int32_t block = static_cast<int32_t>(blockIdx.x);
   const int32_t f = __ffs(__ballot_sync(kAllLanes, up_to > block)) - 1;
   if (lane == max(f, 0)) {

@@ -16,6 +16,7 @@ constexpr int64_t kAlignment = 256;
 constexpr int64_t kMaxLookupsPerRange = int64_t{1} << 20;
 constexpr int64_t kMaxBufferedLookupsPerRange = int64_t{3} << 18;  // they take more memory
 constexpr int64_t kMaxSumsBytes = int64_t{8} << 20;
+// Of the buffered rows: with one product, with three.
 constexpr int64_t kRowBytesPerLookup = 32;
 constexpr int64_t kExactRowBytesPerLookup = 46;
 constexpr int64_t kMinRowBytes = int64_t{4} << 20;
@@ -48,11 +49,6 @@ int64_t row_bytes(const TiledPlan& plan) {
   return int64_t{plan.buffered_row_elements} * (plan.three_products ? 4 : 2);
 }
 
-// Of a range; no chunk has lookups of two features.
-int64_t max_chunks(const TiledPlan& plan) {
-  return ceil_div(plan.lookups_per_range, int64_t{1} << plan.chunk_shift) + plan.group.count - 1;
-}
-
 TiledWorkspace place_workspace(const TiledPlan& plan, const PooledOutput& output, Layout* layout) {
   const int64_t buffered = plan.row_slots > 0 ? plan.lookups_per_range : 0;
   const int64_t pieces = buffered / kPoolPiece;
@@ -61,7 +57,7 @@ TiledWorkspace place_workspace(const TiledPlan& plan, const PooledOutput& output
   workspace.packed_low = layout->take<__half>(plan.three_products ? plan.packed_halves : 0);
   workspace.exponents = layout->take<int32_t>(plan.num_exponents);
   // What is only sorted with is dead before anything is written to rows or checkpoints.
-  const int64_t chunks = max_chunks(plan);
+  const int64_t chunks = max_chunks(plan, plan.lookups_per_range);
   const int64_t sort_bytes =
       chunks * (kBinSums + kMaxTiledBins) * static_cast<int64_t>(sizeof(uint32_t));
   const int64_t rows_bytes = plan.row_slots * row_bytes(plan);
@@ -167,7 +163,6 @@ void plan_bins(TiledFeature* feature) {
   feature->bin_split = static_cast<uint16_t>(std::min(feature->p[0], kMaxTiledBins / groups));
   feature->minor_scale = static_cast<uint32_t>(
       std::min((int64_t{feature->bin_split} << 32) / feature->p[0], int64_t{0xffffffff}));
-  feature->bins = static_cast<uint16_t>(groups * feature->bin_split);
 }
 
 void plan_packing(TiledPlan* plan) {

@@ -17,6 +17,8 @@ struct TiledLaunch {
   bool clears_sums;  // in the first range of lookups that may add to them
   bool ends_sums;    // in the last one
   cudaStream_t stream;
+
+  int64_t lookups() const { return range.end_lookup - range.first_lookup; }
 };
 
 template <typename... Parameters, typename... Arguments>

@@ -106,7 +106,6 @@ struct TiledFeature {
   uint32_t minor_scale;  // bin_split / p1, as a fraction of 2^32
   uint16_t bin_shift;
   uint16_t bin_split;
-  uint16_t bins;
 };
 
 struct TiledGroup {

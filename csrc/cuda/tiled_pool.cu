@@ -47,8 +47,7 @@ cudaError_t launch_tiled_pool(const TiledLaunch& launch) {
     widest = std::max(widest, feature.embedding_dim);
   }
   if (launch.workspace.piece_bags != nullptr) {
-    call.pieces =
-        static_cast<int32_t>((call.range.end_lookup - call.range.first_lookup) / kPoolPiece);
+    call.pieces = static_cast<int32_t>(launch.lookups() / kPoolPiece);
   }
   return launch.plan.three_products ? launch_pool<float, 8>(launch, call, widest)
                                     : launch_pool<__half, 4>(launch, call, widest);

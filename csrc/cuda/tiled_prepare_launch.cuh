@@ -16,7 +16,7 @@ cudaError_t launch_prepare(const TiledLaunch& launch) {
   const TiledGroup& group = launch.plan.group;
   cudaError_t error = launch_count(launch);
   if (error != cudaSuccess) return error;
-  const int32_t starting = max_chunks(launch) > 0 ? kBinSums * group.count : 0;
+  const int32_t starting = launch.lookups() > 0 ? kBinSums * group.count : 0;
   const int32_t pieces = launch.packs_cores ? group.pack_blocks : 0;
   // As many packing blocks as fit beside those that find starts.
   const int32_t multiprocessors = launch.plan.multiprocessors;

@@ -42,12 +42,7 @@ __device__ __forceinline__ void divide_into_windows(Windows& windows, int featur
     const int rounds = max((total + all_warps * kWindow - 1) / (all_warps * kWindow), 1);
     const int size =
         min(max((total + all_warps * rounds - 1) / (all_warps * rounds), kMinWindow), kWindow);
-    int up_to = (entries + size - 1) / size;
-#pragma unroll
-    for (int offset = 1; offset < 32; offset *= 2) {
-      const int other = __shfl_up_sync(kAllLanes, up_to, offset);
-      if (lane >= offset) up_to += other;
-    }
+    const int up_to = inclusive_sum((entries + size - 1) / size);
     if (lane < features) {
       windows.first_window[lane + 1] = up_to;
       windows.entries[lane] = entries;

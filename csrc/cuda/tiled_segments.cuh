@@ -18,6 +18,44 @@ __device__ __forceinline__ int64_t clamped(int64_t value, int64_t low, int64_t h
   return value < low ? low : value > high ? high : value;
 }
 
+// The sum of the values of the lanes up to this one. By all lanes of a warp.
+template <typename T>
+__device__ __forceinline__ T inclusive_sum(T value) {
+#pragma unroll
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const T other = __shfl_up_sync(kAllLanes, value, offset);
+    if (threadIdx.x % 32 >= offset) value += other;
+  }
+  return value;
+}
+
+// The lookups of a feature's samples.
+struct LookupSpan {
+  int64_t begin;  // in or out of the range, as the offsets say
+  int64_t end;
+  int64_t first;  // and those in the range
+  int32_t count;
+};
+
+// Offsets out of order are reported by clear_bags; here they only must not lead out of bounds, so
+// every position is clamped.
+__device__ __forceinline__ LookupSpan load_span(const TiledFeature& feature, const BagBatch& batch,
+                                                const TiledRange& range) {
+  const int64_t bag = feature.feature * batch.batch_size + range.first_sample;
+  LookupSpan span;
+  span.begin = load_index(batch.offsets, batch.offsets_are_int64, bag);
+  span.end = load_index(batch.offsets, batch.offsets_are_int64,
+                        bag + range.end_sample - range.first_sample);
+  span.first = clamped(span.begin, range.first_lookup, range.end_lookup);
+  span.count = static_cast<int32_t>(clamped(span.end, span.first, range.end_lookup) - span.first);
+  return span;
+}
+
+// Whether the only feature has all lookups, so that offsets need not be read to find them.
+__device__ __forceinline__ bool has_all_lookups(const BagBatch& batch, const TiledRange& range) {
+  return batch.num_features == 1 && range.end_sample - range.first_sample == batch.batch_size;
+}
+
 // The pieces of the range that lie in the bag [begin, end).
 struct BagPieces {
   int32_t first;
@@ -32,33 +70,19 @@ struct BagPieces {
   __device__ __forceinline__ bool is_long() const { return end - first >= kLongBagPieces; }
 };
 
-// Called by all threads; ends with a barrier. Offsets out of order are reported by clear_bags; here
-// they only must not lead out of bounds, so every position is clamped.
+// Called by all threads; ends with a barrier.
 __device__ __forceinline__ void load_segments(Segments& segments, const TiledGroup& group,
                                               const BagBatch& batch, const TiledRange& range) {
   if (threadIdx.x < 32) {
     static_assert(kTiledFeaturesPerLaunch <= 32);
     const int32_t f = static_cast<int32_t>(threadIdx.x);
-    const int64_t samples = range.end_sample - range.first_sample;
     int32_t entries = 0;
     if (f < group.count) {
-      int64_t begin = 0;
-      int64_t end = batch.nnz;
-      // The only feature has all lookups: nothing to wait for.
-      if (batch.num_features > 1 || samples < batch.batch_size) {
-        const int64_t bag = group.features[f].feature * batch.batch_size + range.first_sample;
-        begin = load_index(batch.offsets, batch.offsets_are_int64, bag);
-        end = load_index(batch.offsets, batch.offsets_are_int64, bag + samples);
-      }
-      begin = clamped(begin, range.first_lookup, range.end_lookup);
-      entries = static_cast<int32_t>(clamped(end, begin, range.end_lookup) - begin);
+      entries = has_all_lookups(batch, range)
+                    ? static_cast<int32_t>(range.end_lookup - range.first_lookup)
+                    : load_span(group.features[f], batch, range).count;
     }
-    int32_t up_to = entries;
-#pragma unroll
-    for (int offset = 1; offset < 32; offset *= 2) {
-      const int32_t other = __shfl_up_sync(kAllLanes, up_to, offset);
-      if (f >= offset) up_to += other;
-    }
+    const int32_t up_to = inclusive_sum(entries);
     if (f < group.count) segments.first_entry[f + 1] = up_to;
     if (f == 0) segments.first_entry[0] = 0;
   }

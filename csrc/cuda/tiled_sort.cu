@@ -22,12 +22,11 @@ int32_t choose_chunk_shift(int64_t lookups, int32_t multiprocessors) {
   return shift;
 }
 
-int32_t max_chunks(const TiledLaunch& launch) {
-  const int64_t lookups = launch.range.end_lookup - launch.range.first_lookup;
+int32_t max_chunks(const TiledPlan& plan, int64_t lookups) {
   if (lookups == 0) return 0;
-  const int64_t chunk = int64_t{1} << launch.range.chunk_shift;
+  const int64_t chunk = int64_t{1} << plan.chunk_shift;
   // No chunk has lookups of two features.
-  return static_cast<int32_t>((lookups + chunk - 1) / chunk + launch.plan.group.count - 1);
+  return static_cast<int32_t>((lookups + chunk - 1) / chunk + plan.group.count - 1);
 }
 
 cudaError_t launch_count(const TiledLaunch& launch) {
@@ -37,9 +36,10 @@ cudaError_t launch_count(const TiledLaunch& launch) {
   const uint32_t* const end = workspace.piece_arrivals != nullptr
                                   ? workspace.piece_arrivals + plan.lookups_per_range / kPoolPiece
                                   : workspace.control + kControlWords;
-  return launch_kernel(tiled_count_kernel, max_chunks(launch) + 1, kPrepareThreads, 0,
-                       plan.dependent_launch, launch.stream, plan.group, launch.batch, launch.range,
-                       workspace, reinterpret_cast<uint4*>(workspace.control),
+  return launch_kernel(tiled_count_kernel, max_chunks(launch.plan, launch.lookups()) + 1,
+                       kPrepareThreads, 0, plan.dependent_launch, launch.stream, plan.group,
+                       launch.batch, launch.range, workspace,
+                       reinterpret_cast<uint4*>(workspace.control),
                        static_cast<int32_t>((end - workspace.control + 3) / 4));
 }
 
@@ -55,7 +55,7 @@ cudaError_t launch_scatter(const TiledLaunch& launch) {
   pieces.count = group.count * pieces.pieces_per_feature;
   pieces.bags_per_piece = static_cast<int32_t>(bags_per_piece);
   pieces.clears_sums = launch.clears_sums;
-  const int32_t chunks = max_chunks(launch);
+  const int32_t chunks = max_chunks(launch.plan, launch.lookups());
   const int32_t multiprocessors = launch.plan.multiprocessors;
   // As many other blocks as fit beside those that scatter.
   const int32_t others =

@@ -9,8 +9,8 @@ namespace flowtt::cuda {
 // Defined in tiled_sort.cu. As in TiledRange.
 int32_t choose_chunk_shift(int64_t lookups, int32_t multiprocessors);
 
-// Of a launch, at most.
-int32_t max_chunks(const TiledLaunch& launch);
+// Of a range of so many lookups, at most.
+int32_t max_chunks(const TiledPlan& plan, int64_t lookups);
 
 // The launches that are the same for all tables.
 cudaError_t launch_count(const TiledLaunch& launch);

@@ -78,12 +78,7 @@ __device__ __forceinline__ void find_starts(StartsScratch& scratch, const TiledG
       scratch.bins[w][threadIdx.x] = bin_total;
       bin_total += of_warp[w];
     }
-    uint32_t up_to = bin_total;
-#pragma unroll
-    for (int offset = 1; offset < 32; offset *= 2) {
-      const uint32_t other = __shfl_up_sync(kAllLanes, up_to, offset);
-      if (lane >= offset) up_to += other;
-    }
+    const uint32_t up_to = inclusive_sum(bin_total);
     if (lane == 31) scratch.sums[warp] = up_to;
     start = up_to - bin_total;
   }

@@ -34,7 +34,7 @@ inline constexpr uint32_t kStoreFp32 = 0;    // the only lookup is of a bag of o
 inline constexpr uint32_t kBufferRow = 1;    // its lookups are of larger bags
 inline constexpr uint32_t kStore16Bits = 2;  // as kStoreFp32
 inline constexpr uint32_t kEmitEach = 3;     // where nothing is buffered: any lookups, one by one
-inline constexpr uint32_t kAddRow = 3;       // where rows are: the only lookup is of a larger bag
+inline constexpr uint32_t kAddRow = 3;       // the only lookup is of a larger bag: added to its sum
 inline constexpr uint32_t kRowKind = 3;
 inline constexpr uint32_t kFirstOfTile = 8;
 inline constexpr uint32_t kPastEnd = 16;  // not a row of the window
@@ -42,10 +42,10 @@ inline constexpr uint32_t kPastEnd = 16;  // not a row of the window
 inline constexpr uint32_t kHeavyPrefix = 32;
 inline constexpr uint32_t kTilePrefix = 64;
 
-// Of one warp, in shared memory. Rows are in the order of their prefixes. The last one is followed
-// by itself, so that there are whole pairs, and by slices of core 3, so that loading ahead needs no
-// end; the last prefix by its slice of core 2. A tile's prefixes may be followed by those of the
-// next one or of an earlier window: what is computed for them is not used.
+// Of one warp, in shared memory. Rows are in the order of their prefixes. The last row is followed
+// by slices of core 3, so that there are whole pairs and loading ahead needs no end; the last
+// prefix by its slice of core 2. A tile's prefixes may be followed by those of the next one or of
+// an earlier window: what is computed for them is not used.
 struct __align__(16) WindowPlan {
   PlannedPair pairs[kWindow / 2 + kMaxPairsAhead + 1];
   RowDestination lookups[kWindow];         // kEmitEach: kStoreFp32, kStore16Bits or kAddRow
@@ -118,13 +118,7 @@ __device__ __forceinline__ int rows_before_prefix(const WindowGroups& groups) {
   const int lane = threadIdx.x % 32;
   const bool is_first = lowest_lane(groups.prefix) == lane;
   const int rows = is_first ? __popc(groups.prefix & groups.first_of_ids) : 0;
-  int up_to = rows;
-#pragma unroll
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const int other = __shfl_up_sync(kAllLanes, up_to, offset);
-    if (lane >= offset) up_to += other;
-  }
-  return __shfl_sync(kAllLanes, up_to - rows, lowest_lane(groups.prefix));
+  return __shfl_sync(kAllLanes, inclusive_sum(rows) - rows, lowest_lane(groups.prefix));
 }
 
 // 2^exponent as the product of two normal numbers, or the nearest that there is.
@@ -242,14 +236,9 @@ __device__ __forceinline__ void plan_window(WindowPlan& plan, const GroupedLooku
     plan.pairs[rank / 2].sources[rank % 2] = {
         third, place | (ids_before == 0 && x == 0 ? kFirstOfTile : 0)};
     plan.pairs[rank / 2].destinations[rank % 2] = row;
-    if (rank == rows - 1) {
-      plan.pairs[rows / 2].sources[rows % 2] = {third,
-                                                (place & ~0xff00u) | prefixes << 8 | kPastEnd};
-      plan.pairs[rows / 2].destinations[rows % 2] = row;
-    }
   }
-  const int beyond = rows + 1 + lane;
-  if (lane < 2 * kMaxPairsAhead) {
+  const int beyond = rows + lane;
+  if (lane <= 2 * kMaxPairsAhead) {
     plan.pairs[beyond / 2].sources[beyond % 2] = {third, prefixes << 8 | kPastEnd};
   }
 }

@@ -12,7 +12,7 @@ namespace {
 template <int kSteps, int kTiles, bool kThree>
 cudaError_t launch(const TiledLaunch& launch) {
   using Products = TwoCoreProducts<kSteps, kTiles, kThree>;
-  const int64_t lookups = launch.range.end_lookup - launch.range.first_lookup;
+  const int64_t lookups = launch.lookups();
   if (lookups == 0) return cudaSuccess;
   constexpr int64_t kMinPerWarp = 4;  // fewer lookups would not fill a group
   const int64_t blocks = std::min<int64_t>(

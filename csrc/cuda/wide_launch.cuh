@@ -17,7 +17,7 @@ template <int kSteps, bool kThree>
 cudaError_t launch_wide_contract(const TiledLaunch& launch) {
   constexpr int kBlocks = WideProducts<kSteps, kThree>::kBlocks;
   constexpr auto kernel = wide_contract_kernel<kSteps, kThree>;
-  const int64_t lookups = launch.range.end_lookup - launch.range.first_lookup;
+  const int64_t lookups = launch.lookups();
   if (lookups == 0) return cudaSuccess;
   int device = 0;
   int block_bytes = 0;

@@ -206,16 +206,15 @@ def test_the_floor_of_two_and_four_cores(ranks: str, module: ModuleType) -> None
 
 
 def test_workloads_and_contenders_are_named_or_refused(module: ModuleType) -> None:
-    workload = sys.modules["lookup_options"].parse_workload(
-        "W1:tt_ranks=64x16,weighted=true,alpha=1.2"
-    )
+    parse_workload = sys.modules["lookup_options"].parse_workload
+    workload = parse_workload("W1:tt_ranks=64x16,weighted=true,alpha=1.2")
     assert (workload.tt_ranks, workload.weighted, workload.alpha) == ((64, 16), True, 1.2)
     assert workload.spec.p_shapes == (200, 220, 250)
-    two_cores = sys.modules["lookup_options"].parse_workload("W1:tt_ranks=32")
+    two_cores = parse_workload("W1:tt_ranks=32")
     assert two_cores.spec.num_cores == 2 and two_cores.spec.embedding_dim == 128
     with pytest.raises(ValueError, match="no workload 'W9'"):
-        sys.modules["lookup_options"].parse_workload("W9")
+        parse_workload("W9")
     with pytest.raises(ValueError, match="has no 'rank'"):
-        sys.modules["lookup_options"].parse_workload("W1:rank=3")
+        parse_workload("W1:rank=3")
     with pytest.raises(ValueError, match="no contender 'flow'"):
         module.select_modes(["flow"])

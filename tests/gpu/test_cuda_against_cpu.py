@@ -39,14 +39,18 @@ def assert_close_to_cpu(actual: Tensor, cpu: Call) -> None:
     assert error <= TOLERANCES[expected.dtype].relative * 10 * scale
 
 
-@SETTINGS
-@given(calls())
-def test_forward_and_gradients(cpu: Call) -> None:
-    cuda = cpu.to("cuda")
+def assert_forward_close_to_cpu(cuda: Call, cpu: Call) -> None:
     for path in ("general", "tiled"):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("FLOWTT_CUDA_FORWARD", path)
             assert_close_to_cpu(cuda.forward(), cpu)
+
+
+@SETTINGS
+@given(calls())
+def test_forward_and_gradients(cpu: Call) -> None:
+    cuda = cpu.to("cuda")
+    assert_forward_close_to_cpu(cuda, cpu)
     grad = cpu.grad_output()
     for actual, expected in zip(cuda.backward(grad.cuda()), cpu.backward(grad), strict=True):
         # Both are rounded to the cores' dtype, so they may differ by a unit in the last place.
@@ -57,11 +61,7 @@ def test_forward_and_gradients(cpu: Call) -> None:
 @SETTINGS
 @given(calls(*MANY))
 def test_forward_of_many_lookups(cpu: Call) -> None:
-    cuda = cpu.to("cuda")
-    for path in ("general", "tiled"):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("FLOWTT_CUDA_FORWARD", path)
-            assert_close_to_cpu(cuda.forward(), cpu)
+    assert_forward_close_to_cpu(cpu.to("cuda"), cpu)
 
 
 @SETTINGS

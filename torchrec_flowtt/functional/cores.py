@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from torchrec_flowtt.shapes.arguments import checked_integer
+
 __all__ = [
     "CORE_DTYPES",
     "accumulation_dtype",
     "check_cores",
-    "checked_integer",
     "checked_num_embeddings",
     "embedding_dim",
     "padded_num_embeddings",
@@ -98,23 +98,6 @@ def embedding_dim(cores: Sequence[Tensor]) -> int:
     for core in cores:  # as in padded_num_embeddings
         columns *= core.shape[2]
     return columns
-
-
-def checked_integer(value: object, argument: str) -> int:
-    """`value` as an int; integer-like objects (NumPy's integers) are taken, bool and float are not.
-
-    Raises:
-        TypeError: `value` is no integer; the message calls it `argument`.
-
-    >>> checked_integer(8, "num_embeddings")
-    8
-    """
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        kind = type(value).__name__
-        raise TypeError(f"{argument} must be an integer, got {value!r} ({kind})")
-    return operator.index(value)
 
 
 def checked_num_embeddings(cores: Sequence[Tensor], num_embeddings: int | None) -> int:

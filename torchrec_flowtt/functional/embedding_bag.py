@@ -12,7 +12,6 @@ import torchrec_flowtt.ops  # noqa: F401  (registers the operators)
 from torchrec_flowtt.functional.cores import (
     accumulation_dtype,
     check_cores,
-    checked_integer,
     checked_num_embeddings,
     embedding_dim,
     padded_num_embeddings,
@@ -24,6 +23,7 @@ from torchrec_flowtt.functional.fused_update import (
     look_up,
 )
 from torchrec_flowtt.functional.pooling import PoolingMode
+from torchrec_flowtt.shapes.arguments import checked_integer
 
 __all__ = [
     "batched_lookup",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 
-__all__ = ["positive_integer", "positive_integers", "table_label"]
+__all__ = ["checked_integer", "positive_integer", "positive_integers", "table_label"]
 
 
 def table_label(name: str) -> str:
@@ -17,10 +17,25 @@ def table_label(name: str) -> str:
     return f"TT table {name!r}" if name else "TT table"
 
 
-def positive_integer(value: object, argument: str, table: str) -> int:
-    """Returns `value` as a positive int.
+def checked_integer(value: object, argument: str) -> int:
+    """`value` as an int; integer-like objects (NumPy's integers) are taken, bool and float are not.
 
-    Integer-like objects (NumPy's integers) are taken, bool and float are not.
+    Raises:
+        TypeError: `value` is no integer; the message calls it `argument`.
+
+    >>> checked_integer(8, "num_embeddings")
+    8
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        kind = type(value).__name__
+        raise TypeError(f"{argument} must be an integer, got {value!r} ({kind})")
+    return operator.index(value)
+
+
+def positive_integer(value: object, argument: str, table: str) -> int:
+    """Returns `value` as a positive int; see :func:`checked_integer`.
 
     Args:
         value: what the user gave.
@@ -31,10 +46,7 @@ def positive_integer(value: object, argument: str, table: str) -> int:
         TypeError: `value` is no integer.
         ValueError: `value` is not positive.
     """
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        kind = type(value).__name__
-        raise TypeError(f"{table}: {argument} must be an integer, got {value!r} ({kind})")
-    number = operator.index(value)
+    number = int(checked_integer(value, f"{table}: {argument}"))  # of an enum, its value
     if number <= 0:
         raise ValueError(f"{table}: {argument} must be positive, got {number}")
     return number
