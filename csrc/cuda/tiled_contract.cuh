@@ -69,11 +69,14 @@ __device__ __forceinline__ void contract_window(const Tile& tile, uint32_t plan,
   const uint4 first_pair = pair_ahead(0);
   uint32_t place = first_pair.y;  // of the rows of the pair
   uint32_t next_place = first_pair.w;
-  bool publishes = false;
   if ((place & kHeavyPrefix) != 0) {
     const Checkpoint<Chain> checkpoint(workspace, first_slice(0), second_slice_of(0));
     const CheckpointState state = checkpoint.find();
-    publishes = state == CheckpointState::kOwned;
+    // Whether the warp is to publish its product is looked up at the end, not held in a register.
+    if (state != CheckpointState::kOwned && lane == 0) {
+      store_shared_vector(planned, make_uint4(first_pair.x, first_pair.y & ~kHeavyPrefix,
+                                              first_pair.z, first_pair.w));
+    }
     if (state == CheckpointState::kReady) {
       typename Chain::Prefix prefix;
       checkpoint.load(prefix);
@@ -148,7 +151,8 @@ __device__ __forceinline__ void contract_window(const Tile& tile, uint32_t plan,
   while (step(thirds[0]) && (Chain::kPairsAhead == 1 || step(thirds[Chain::kPairsAhead - 1]))) {
   }
   resident = second_slice_of(place >> 8 & 0xffu) & ~kNewSecond;
-  if (publishes) {
+  const uint32_t first_place = plan + offsetof(WindowPlan, pairs) + offsetof(RowSource, place);
+  if ((load_shared_word(first_place) & kHeavyPrefix) != 0) {
     typename Chain::Prefix prefix;
     Chain::load_prefix(prefix, read_tile, 0);
     Checkpoint<Chain>(workspace, first_slice(0), second_slice_of(0)).publish(prefix);

@@ -1,5 +1,5 @@
 // The first launch of the preparation: how many lookups of each chunk each bin has. Beside it, what
-// later kernels count in is cleared.
+// later kernels count in and add to is cleared.
 
 #pragma once
 
@@ -55,13 +55,29 @@ __device__ __forceinline__ void count_lookups(uint32_t* bins, const SortedChunk&
     find_bad_lookup(feature, batch, first, range.first_lookup + chunk.first + chunk.count);
 }
 
-// The grid: a block for each chunk, and one that clears. cleared: words that are to be zeros.
+// Memory that is to be zeros.
+struct ClearedVectors {
+  uint4* first;
+  int64_t count;
+
+  // One of `parts` blocks' share. Called by all threads.
+  __device__ __forceinline__ void clear(int32_t part, int32_t parts) const {
+#pragma unroll 4
+    for (int64_t i = int64_t{part} * kPrepareThreads + threadIdx.x; i < count;
+         i += int64_t{parts} * kPrepareThreads) {
+      first[i] = make_uint4(0, 0, 0, 0);
+    }
+  }
+};
+
+// The grid: `chunks` blocks, a chunk each, and those that clear. counters: of later kernels; sums:
+// if they are cleared as a whole.
 __global__ void __launch_bounds__(kPrepareThreads, 3)
     tiled_count_kernel(const __grid_constant__ TiledGroup group,
                        const __grid_constant__ BagBatch batch,
                        const __grid_constant__ TiledRange range,
-                       const __grid_constant__ TiledWorkspace workspace, uint4* cleared,
-                       int32_t cleared_vectors) {
+                       const __grid_constant__ TiledWorkspace workspace, int32_t chunks,
+                       ClearedVectors counters, ClearedVectors sums) {
   __shared__ uint4 bins[kMaxTiledBins / 4];
   __shared__ SortedChunk shared_chunk;
   constexpr int kVectors = kMaxTiledBins / 4 / kPrepareThreads;  // of a thread
@@ -74,11 +90,10 @@ __global__ void __launch_bounds__(kPrepareThreads, 3)
   // call may have written them.
   allow_dependent_launch();
   const int32_t number = static_cast<int32_t>(blockIdx.x);
-  if (number == static_cast<int32_t>(gridDim.x) - 1) {
-#pragma unroll 1
-    for (int32_t i = threadIdx.x; i < cleared_vectors; i += kPrepareThreads) {
-      cleared[i] = make_uint4(0, 0, 0, 0);
-    }
+  if (number >= chunks) {
+    const int32_t parts = static_cast<int32_t>(gridDim.x) - chunks;
+    counters.clear(number - chunks, parts);
+    sums.clear(number - chunks, parts);
     return;
   }
   const SortedChunk chunk = find_chunk(shared_chunk, group, batch, range, number);

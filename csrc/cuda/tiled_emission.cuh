@@ -73,7 +73,8 @@ class RowEmitter {
             [&](const Pairs& pairs, float factor, uint64_t target) { add(pairs, factor, target); });
         return;
       }
-    } else if (both_are(kStoreFp32)) {
+    }
+    if (both_are(kStoreFp32)) {
       emit_both([&](const Pairs& pairs, float factor, uint64_t target) {
         store_fp32(pairs, factor, target);
       });

@@ -160,7 +160,8 @@ __global__ void __launch_bounds__(kFoldThreads, 2)
     scratch.sharing[entry] = kNotShared;
   }
   const bool folds = exists && !is_lone && (range.disabled & kFoldingDisabled) == 0;
-  if (folds) scratch.first_of_id[place_of_id(lookup.outer, lookup.i2)] = entry;
+  // Many write to one place, and any of them may be the last.
+  if (folds) atomicExch(&scratch.first_of_id[place_of_id(lookup.outer, lookup.i2)], entry);
   __syncthreads();
   uint32_t first = entry;
   if (folds) {

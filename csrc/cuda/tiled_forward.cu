@@ -23,6 +23,11 @@ constexpr int64_t kMinRowBytes = int64_t{4} << 20;
 constexpr int64_t kMaxRowBytes = int64_t{40} << 20;
 constexpr int64_t kMaxDeterministicRowBytes = int64_t{40} << 20;
 
+// Of so many lookups those of neighbouring bins are written to neighbouring places, which costs
+// less than the better order of more bins is worth.
+constexpr int64_t kManyLookups = int64_t{1} << 18;
+constexpr int32_t kFewBins = 1024;
+
 int64_t ceil_div(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
 
 int64_t round_up(int64_t value, int64_t multiple) { return ceil_div(value, multiple) * multiple; }
@@ -155,12 +160,12 @@ void plan_rows(const BagBatch& batch, TiledPlan* plan) {
       pools && (!buffers || plan->row_slots < plan->lookups_per_range || ranges > 1);
 }
 
-void plan_bins(TiledFeature* feature) {
+void plan_bins(int32_t most, TiledFeature* feature) {
   int shift = 0;
-  while ((feature->p[1] - 1) >> shift >= kMaxTiledBins) ++shift;
+  while ((feature->p[1] - 1) >> shift >= most) ++shift;
   const int32_t groups = ((feature->p[1] - 1) >> shift) + 1;
   feature->bin_shift = static_cast<uint16_t>(shift);
-  feature->bin_split = static_cast<uint16_t>(std::min(feature->p[0], kMaxTiledBins / groups));
+  feature->bin_split = static_cast<uint16_t>(std::min(feature->p[0], most / groups));
   feature->minor_scale = static_cast<uint32_t>(
       std::min((int64_t{feature->bin_split} << 32) / feature->p[0], int64_t{0xffffffff}));
 }
@@ -169,6 +174,8 @@ void plan_packing(TiledPlan* plan) {
   plan->packed_halves = 0;
   plan->num_exponents = 0;
   plan->group.pack_blocks = 0;
+  const int32_t most_bins =
+      plan->folds && plan->lookups_per_range > kManyLookups ? kFewBins : kMaxTiledBins;
   for (int32_t f = 0; f < plan->group.count; ++f) {
     TiledFeature& feature = plan->group.features[f];
     feature.first_pack_block = plan->group.pack_blocks;
@@ -181,7 +188,7 @@ void plan_packing(TiledPlan* plan) {
       feature.reciprocals[k] =
           static_cast<uint32_t>((int64_t{1} << (31 + shift)) / feature.p[k] + 1);
     }
-    plan_bins(&feature);
+    plan_bins(most_bins, &feature);
     // A feature that shares its predecessor's cores has no packing pieces: the search for a piece's
     // feature takes the last one that starts there.
     if (f > 0 && plan->group.features[f - 1].table == feature.table) {

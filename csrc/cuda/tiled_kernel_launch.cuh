@@ -21,6 +21,16 @@ struct TiledLaunch {
   int64_t lookups() const { return range.end_lookup - range.first_lookup; }
 };
 
+// Shared memory that a multiprocessor sets aside, as a part of what it has: about what the
+// contraction makes of it. Where kernels that follow one another ask for different parts, the next
+// cannot start on a multiprocessor before the last has left it.
+inline constexpr int kSharedMemoryPercent = 44;
+
+template <typename Kernel>
+cudaError_t share_memory_split(Kernel kernel, int percent) {
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, percent);
+}
+
 template <typename... Parameters, typename... Arguments>
 cudaError_t launch_kernel(void (*kernel)(Parameters...), int64_t blocks, int threads,
                           size_t shared_bytes, bool dependent, cudaStream_t stream,

@@ -26,9 +26,6 @@ __device__ __forceinline__ void pack_second_slice(const TiledFeature& feature,
   store_slice_vector<1, kRank1, kRank2, kQ3>(values, feature, workspace, index, rank, bits);
 }
 
-// Slices of core 1 or 3 that a warp packs together.
-constexpr int kSmallSlices = 4;
-
 // Packs kCount slices of core 1 or 3 by a warp: `index`, `index` + kPrepareWarps, ...
 template <int kCore, int kRank1, int kRank2, int kQ3, bool kFull, typename core_t, int kCount>
 __device__ __forceinline__ void pack_small_slices(const TiledFeature& feature,
@@ -50,7 +47,7 @@ __device__ __forceinline__ void pack_small_slices(const TiledFeature& feature,
 }
 
 // The slices of core 1 or 3 of a warp, all at once if they have no padding.
-template <int kCore, int kRank1, int kRank2, int kQ3, typename core_t>
+template <int kCore, int kRank1, int kRank2, int kQ3, typename core_t, int kSmallSlices>
 __device__ __forceinline__ void pack_small_slices(const TiledFeature& feature,
                                                   const TiledWorkspace& workspace, int32_t index) {
   if (is_full<kRank1, kRank2, kQ3>(feature)) {
@@ -144,6 +141,9 @@ struct ThreeCorePacking {
   // Slices of core 2 of a piece: 32 elements a thread.
   static constexpr int kSlicesPerWarp = 32 * 32 / (kRank1 * kRank2);
   static constexpr int kSlices = kPrepareWarps / kMaxTiledQ * kSlicesPerWarp;
+  // Slices of core 1 or 3 of a warp: few, as more take more instructions, which few blocks share
+  // the reading of.
+  static constexpr int kSmallSlices = kRank1 == 16 ? 2 : 1;
   static constexpr int kSmallPerPiece = kPrepareWarps * kSmallSlices;
 
   struct Scratch {
@@ -168,10 +168,10 @@ struct ThreeCorePacking {
     if (piece < second_pieces) {
       pack_second(feature, workspace, scratch, piece * kSlices);
     } else if (piece < second_pieces + first_pieces) {
-      pack_small_slices<0, kRank1, kRank2, kQ3, core_t>(
+      pack_small_slices<0, kRank1, kRank2, kQ3, core_t, kSmallSlices>(
           feature, workspace, (piece - second_pieces) * kSmallPerPiece + warp);
     } else {
-      pack_small_slices<2, kRank1, kRank2, kQ3, core_t>(
+      pack_small_slices<2, kRank1, kRank2, kQ3, core_t, kSmallSlices>(
           feature, workspace, (piece - second_pieces - first_pieces) * kSmallPerPiece + warp);
     }
   }

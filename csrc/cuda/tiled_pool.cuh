@@ -54,8 +54,10 @@ __device__ __forceinline__ void pool_bag(const PoolCall& call, const PoolFeature
                                          const RangeBag& bag) {
   using Lane = PoolLane<kLanes>;
   constexpr int kColumns = PooledColumns<row_t>::kCount;
+  // Fewer lanes than a warp are enough for all columns.
+  const int32_t all_columns = kLanes < 32 ? 1 : feature.embedding_dim;
 #pragma unroll 1
-  for (int32_t base = 0; base < feature.embedding_dim; base += kLanes * kColumns) {
+  for (int32_t base = 0; base < all_columns; base += kLanes * kColumns) {
     const int32_t column = base + Lane::index() * kColumns;
     const bool has_columns = bag.is_pooled && column < feature.embedding_dim;
     const bool stores = has_columns && (!kByWarp || Lane::part() == 0);
@@ -94,10 +96,9 @@ struct BagPlace {
   }
 };
 
-// Bags of a warp's parts by the whole warp, one after the other. lanes: those of the parts. Not
-// inlined: it would take registers from short bags.
+// Bags of a warp's parts by the whole warp, one after the other. lanes: those of the parts.
 template <typename row_t, int kLanes>
-__device__ __noinline__ void pool_by_warp(const PoolCall& call, uint32_t lanes) {
+__device__ __forceinline__ void pool_by_warp(const PoolCall& call, uint32_t lanes) {
 #pragma unroll 1
   while (lanes != 0) {
     const int part = (__ffs(lanes) - 1) / kLanes;
@@ -207,9 +208,9 @@ struct WarpPieces {
   __device__ __forceinline__ uint32_t own() const { return first + threadIdx.x % 32 * stride; }
 };
 
-// Sums those that are pieces of long bags: each lane looks at one. Not inlined, as pool_by_warp.
+// Sums those that are pieces of long bags: each lane looks at one.
 template <typename row_t, int kLanes>
-__device__ __noinline__ void pool_pieces(const PoolCall& call) {
+__device__ __forceinline__ void pool_pieces(const PoolCall& call) {
 #pragma unroll 1
   for (WarpPieces pieces; pieces.first < call.pieces; pieces.first += 32 * pieces.stride) {
     const uint32_t own = pieces.own();
@@ -225,6 +226,14 @@ __device__ __noinline__ void pool_pieces(const PoolCall& call) {
                                 static_cast<int32_t>(pieces.first + source * pieces.stride));
     }
   }
+}
+
+// What is left to a warp when its short bags are done. Not inlined, and the last that it does: it
+// takes no registers from short bags, none of which are spilled.
+template <typename row_t, int kLanes>
+__device__ __noinline__ void pool_longer(const PoolCall& call, uint32_t lanes, bool has_pieces) {
+  pool_by_warp<row_t, kLanes>(call, lanes);
+  if (has_pieces) pool_pieces<row_t, kLanes>(call);
 }
 
 // A bag for each part of a warp of the blocks that have bags, then pieces of long bags. Nothing
@@ -247,11 +256,9 @@ __global__ void __launch_bounds__(kPoolThreads, kPoolBlocks<row_t>)
   if (pieces.own() < call.pieces) noted_feature = call.workspace.piece_bags[pieces.own()].x;
 
   pool_bag<row_t, kLanes, false>(call, feature, bag);
-  if (others != 0) pool_by_warp<row_t, kLanes>(call, others);
-  if (__any_sync(kAllLanes, noted_feature != 0) ||
-      pieces.first + 32 * pieces.stride < call.pieces) {
-    pool_pieces<row_t, kLanes>(call);
-  }
+  const bool has_pieces =
+      __any_sync(kAllLanes, noted_feature != 0) || pieces.first + 32 * pieces.stride < call.pieces;
+  if (others != 0 || has_pieces) pool_longer<row_t, kLanes>(call, others, has_pieces);
 }
 
 }  // namespace flowtt::cuda

@@ -14,11 +14,11 @@ constexpr int kPoolThreads = 256;
 template <typename row_t>
 constexpr int kPoolBlocks = 4;
 template <>
-constexpr int kPoolBlocks<float> = 6;
+constexpr int kPoolBlocks<float> = 5;
 template <typename row_t>
 constexpr int kRowsInFlight = 4;
 template <>
-constexpr int kRowsInFlight<float> = 2;
+constexpr int kRowsInFlight<float> = 4;
 
 // Bags of at most this many lookups are summed by a part of a warp.
 constexpr int32_t kShortBag = 64;
@@ -144,10 +144,10 @@ __device__ __forceinline__ bool sum_rows(PooledColumns<row_t>& columns,
 #pragma unroll
       for (int i = 0; i < kInFlight; ++i) {
         const uint32_t slot = __shfl_sync(kAllLanes, target.x, at + i, kLanes);
+        // Not only where there is a row: the compiler would load the parts of the address again.
+        const char* const own = rows + uint64_t{slot} * row_bytes;
         row[i] = make_uint4(0, 0, 0, 0);
-        if (slot < kNoRow && has_columns) {
-          row[i] = load_row<row_t>(rows + uint64_t{slot} * row_bytes);
-        }
+        if (slot < kNoRow && has_columns) row[i] = load_row<row_t>(own);
       }
 #pragma unroll
       for (int i = 0; i < kInFlight; ++i) {
@@ -225,7 +225,7 @@ class BagTarget {
       }
     } else {
       __half* const to = static_cast<__half*>(data_) + first;
-      if (is_whole<kCount>(column) && is_aligned(to)) {
+      if (is_whole<kCount>(column) && is_aligned(to, 2 * kCount)) {
         store_16_bits(columns, to);
         return;
       }
@@ -241,8 +241,8 @@ class BagTarget {
   __device__ __forceinline__ bool is_whole(int32_t column) const {
     return column + kCount <= columns_;
   }
-  static __device__ __forceinline__ bool is_aligned(const void* address) {
-    return reinterpret_cast<uintptr_t>(address) % 16 == 0;
+  static __device__ __forceinline__ bool is_aligned(const void* address, int bytes = 16) {
+    return reinterpret_cast<uintptr_t>(address) % bytes == 0;
   }
 
   template <typename row_t>

@@ -11,7 +11,8 @@ namespace flowtt::cuda {
 
 // In dynamic shared memory.
 struct ScatterScratch {
-  alignas(16) uint32_t bins[kMaxTiledBins];  // lookups of the chunk that have been seen
+  // Lookups of the chunk that have been seen of each bin, then where they start.
+  alignas(16) uint32_t bins[kMaxTiledBins];
   SortedChunk chunk;
   BagMarks marks;
   // As many as a chunk has: {outer, i2, sample (of bags that are marked), all as in GroupedLookup,
@@ -115,15 +116,22 @@ __device__ __forceinline__ void stage_lookups(ScatterScratch& scratch, const Sor
     const int32_t existing = chunk.count - base;
     int64_t ids[kBatch];
     load_ids(ids, batch, first + base, existing);
+    // On the way to the loop below.
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      // The launch that counts reports ids without a row, but maybe later.
-      const LookupDigits digits = splitter.split_id<kWide>(has_row(feature, ids[i]) ? ids[i] : 0);
       if (i * kPrepareThreads < existing) {
-        const uint32_t rank = atomicAdd(&scratch.bins[digits.bin], 1u);
-        scratch.lookups[base + i * kPrepareThreads] =
-            make_uint4(digits.outer, digits.i2, 0, digits.bin | rank << ScatterScratch::kRankShift);
+        *reinterpret_cast<int64_t*>(scratch.lookups + base + i * kPrepareThreads) = ids[i];
       }
+    }
+    const int32_t end = min(chunk.count, base + kBatch * kPrepareThreads);
+#pragma unroll 1
+    for (int32_t item = base; item < end; item += kPrepareThreads) {
+      const int64_t id = *reinterpret_cast<const int64_t*>(scratch.lookups + item);
+      // The launch that counts reports ids without a row, but maybe later.
+      const LookupDigits digits = splitter.split_id<kWide>(has_row(feature, id) ? id : 0);
+      const uint32_t rank = atomicAdd(&scratch.bins[digits.bin], 1u);
+      scratch.lookups[item] =
+          make_uint4(digits.outer, digits.i2, 0, digits.bin | rank << ScatterScratch::kRankShift);
     }
   }
 }
@@ -149,36 +157,36 @@ __device__ __forceinline__ void scatter_chunk(ScatterScratch& scratch, const Til
   const bool equal_bags = find_bags(scratch, chunk, group, batch, range);
   if (!equal_bags) stage_marked_samples(scratch, batch, chunk.count);
   const bool sorts = !keeps_order(range);
-  const uint32_t* const starts =
-      workspace.bin_starts + static_cast<int64_t>(number) * kMaxTiledBins;
+  const uint4* const starts = reinterpret_cast<const uint4*>(
+      workspace.bin_starts + static_cast<int64_t>(number) * kMaxTiledBins);
+  __syncthreads();  // the bins have been counted
   wait_for_previous_kernel();
-#pragma unroll 1
-  for (int32_t base = threadIdx.x; base < chunk.count; base += kBatch * kPrepareThreads) {
-    const int32_t existing = chunk.count - base;
-    uint4 lookups[kBatch];
-    uint32_t entries[kBatch];
+  if (sorts) {
+    constexpr int kVectors = kMaxTiledBins / 4 / kPrepareThreads;
+    uint4 of_thread[kVectors];
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      // All loads of the batch are under way before the first is used.
-      const bool exists = i * kPrepareThreads < existing;
-      lookups[i] = scratch.lookups[exists ? base + i * kPrepareThreads : base];
-      const uint32_t bin = lookups[i].w & (kMaxTiledBins - 1);
-      entries[i] = sorts ? starts[bin] : base + i * kPrepareThreads;
+    for (int i = 0; i < kVectors; ++i) of_thread[i] = starts[i * kPrepareThreads + threadIdx.x];
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      reinterpret_cast<uint4*>(scratch.bins)[i * kPrepareThreads + threadIdx.x] = of_thread[i];
     }
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int32_t item = base + i * kPrepareThreads;
-      const uint32_t entry =
-          chunk.first_entry + entries[i] + (sorts ? lookups[i].w >> ScatterScratch::kRankShift : 0);
-      const uint32_t sample = find_sample(lookups[i].z, chunk, equal_bags, batch, range, item);
-      if (i * kPrepareThreads < existing) {
-        reinterpret_cast<uint4*>(workspace.entries)[entry] =
-            make_uint4(lookups[i].x, lookups[i].y, chunk.first + item, sample);
-        if (workspace.factors != nullptr) {
-          scratch.lookups[item].z = sample;
-          scratch.lookups[item].w = entry;
-        }
-      }
+  }
+  __syncthreads();
+  // Not unrolled, here and in stage_lookups: what is executed once is read from far away, and that
+  // takes longer than the lookups of other warps.
+#pragma unroll 1
+  for (int32_t item = threadIdx.x; item < chunk.count; item += kPrepareThreads) {
+    const uint4 lookup = scratch.lookups[item];
+    const uint32_t bin = lookup.w & (kMaxTiledBins - 1);
+    const uint32_t entry =
+        chunk.first_entry +
+        (sorts ? scratch.bins[bin] + (lookup.w >> ScatterScratch::kRankShift) : item);
+    const uint32_t sample = find_sample(lookup.z, chunk, equal_bags, batch, range, item);
+    reinterpret_cast<uint4*>(workspace.entries)[entry] =
+        make_uint4(lookup.x, lookup.y, chunk.first + item, sample);
+    if (workspace.factors != nullptr) {
+      scratch.lookups[item].z = sample;
+      scratch.lookups[item].w = entry;
     }
   }
   if (workspace.factors != nullptr) {

@@ -11,6 +11,31 @@ namespace flowtt::cuda {
 namespace {
 
 constexpr int64_t kMaxClearingPieces = 64;
+constexpr int64_t kClearedVectorsPerBlock = 2048;
+
+// The sums of the range, if they can be cleared as a whole; otherwise the last launch clears those
+// that rows are added to.
+ClearedVectors whole_sums(const TiledLaunch& launch) {
+  const TiledPlan& plan = launch.plan;
+  // Where most bags have one lookup, few sums need it.
+  if (!launch.clears_sums || plan.row_slots == 0) return {nullptr, 0};
+  const int64_t samples = launch.range.end_sample - launch.range.first_sample;
+  const int64_t stride = launch.output.row_stride;
+  float* sums = launch.workspace.sums;
+  if (sums == nullptr) {
+    int64_t columns = 0;
+    for (int32_t f = 0; f < plan.group.count; ++f) {
+      columns += plan.group.features[f].embedding_dim;
+    }
+    // Other launches may have written the other columns.
+    if (columns != stride) return {nullptr, 0};
+    sums = static_cast<float*>(launch.output.data) + launch.range.first_sample * stride;
+  }
+  if (reinterpret_cast<uintptr_t>(sums) % 16 != 0 || samples * stride % 4 != 0) {
+    return {nullptr, 0};
+  }
+  return {reinterpret_cast<uint4*>(sums), samples * stride / 4};
+}
 
 }  // namespace
 
@@ -36,11 +61,17 @@ cudaError_t launch_count(const TiledLaunch& launch) {
   const uint32_t* const end = workspace.piece_arrivals != nullptr
                                   ? workspace.piece_arrivals + plan.lookups_per_range / kPoolPiece
                                   : workspace.control + kControlWords;
-  return launch_kernel(tiled_count_kernel, max_chunks(launch.plan, launch.lookups()) + 1,
-                       kPrepareThreads, 0, plan.dependent_launch, launch.stream, plan.group,
-                       launch.batch, launch.range, workspace,
-                       reinterpret_cast<uint4*>(workspace.control),
-                       static_cast<int32_t>((end - workspace.control + 3) / 4));
+  const ClearedVectors counters{reinterpret_cast<uint4*>(workspace.control),
+                                (end - workspace.control + 3) / 4};
+  const ClearedVectors sums = whole_sums(launch);
+  const int64_t clearing =
+      std::clamp<int64_t>(sums.count / kClearedVectorsPerBlock, 1, plan.multiprocessors);
+  const int32_t chunks = max_chunks(plan, launch.lookups());
+  const cudaError_t error = share_memory_split(tiled_count_kernel, kSharedMemoryPercent);
+  if (error != cudaSuccess) return error;
+  return launch_kernel(tiled_count_kernel, chunks + clearing, kPrepareThreads, 0,
+                       plan.dependent_launch, launch.stream, plan.group, launch.batch, launch.range,
+                       workspace, chunks, counters, sums);
 }
 
 cudaError_t launch_scatter(const TiledLaunch& launch) {
@@ -54,16 +85,21 @@ cudaError_t launch_scatter(const TiledLaunch& launch) {
   pieces.pieces_per_feature = static_cast<int32_t>((samples + bags_per_piece - 1) / bags_per_piece);
   pieces.count = group.count * pieces.pieces_per_feature;
   pieces.bags_per_piece = static_cast<int32_t>(bags_per_piece);
-  pieces.clears_sums = launch.clears_sums;
+  pieces.clears_sums = launch.clears_sums && whole_sums(launch).count == 0;
   const int32_t chunks = max_chunks(launch.plan, launch.lookups());
   const int32_t multiprocessors = launch.plan.multiprocessors;
   // As many other blocks as fit beside those that scatter.
   const int32_t others =
       std::min(pieces.count, std::max(2 * multiprocessors - chunks, (multiprocessors + 1) / 2));
   const size_t shared_bytes = ScatterScratch::bytes(range.chunk_shift);
-  const cudaError_t error =
+  cudaError_t error =
       cudaFuncSetAttribute(tiled_scatter_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                            static_cast<int>(shared_bytes));
+  if (error == cudaSuccess) {
+    // Room for two of the largest chunks.
+    error = share_memory_split(tiled_scatter_kernel,
+                               range.chunk_shift < kMaxChunkShift ? kSharedMemoryPercent : 100);
+  }
   if (error != cudaSuccess) return error;
   return launch_kernel(tiled_scatter_kernel, chunks + others, kPrepareThreads, shared_bytes,
                        launch.plan.dependent_launch, launch.stream, group, launch.batch, range,

@@ -28,7 +28,10 @@ enum cudaDeviceAttr {
   cudaDevAttrMaxSharedMemoryPerMultiprocessor,
   cudaDevAttrReservedSharedMemoryPerBlock,
 };
-enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
+enum cudaFuncAttribute {
+  cudaFuncAttributeMaxDynamicSharedMemorySize,
+  cudaFuncAttributePreferredSharedMemoryCarveout
+};
 enum cudaLaunchAttributeID { cudaLaunchAttributeProgrammaticStreamSerialization };
 
 struct cudaLaunchAttribute {
