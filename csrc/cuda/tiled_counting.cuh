@@ -43,12 +43,16 @@ __device__ __forceinline__ void count_lookups(uint32_t* bins, const SortedChunk&
     const int32_t existing = chunk.count - base - static_cast<int32_t>(threadIdx.x);
     int64_t ids[kBatch];
     load_ids(ids, batch, first + base, existing);
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      if (i * kPrepareThreads >= existing) break;
-      const bool exists = has_row(feature, ids[i]);
+    // Not unrolled: what is executed once is read from far away, which takes longer than to execute
+    // it.
+#pragma unroll 1
+    for (int32_t item = 0; item < min(existing, kBatch * kPrepareThreads);
+         item += kPrepareThreads) {
+      const bool exists = has_row(feature, ids[0]);
       is_bad |= !exists;
-      atomicAdd(&bins[splitter.split_id<kWide>(exists ? ids[i] : 0).bin], 1u);
+      atomicAdd(&bins[splitter.split_id<kWide>(exists ? ids[0] : 0).bin], 1u);
+#pragma unroll
+      for (int i = 1; i < kBatch; ++i) ids[i - 1] = ids[i];
     }
   }
   if (is_bad)
@@ -80,10 +84,8 @@ __global__ void __launch_bounds__(kPrepareThreads, 3)
                        ClearedVectors counters, ClearedVectors sums) {
   __shared__ uint4 bins[kMaxTiledBins / 4];
   __shared__ SortedChunk shared_chunk;
-  constexpr int kVectors = kMaxTiledBins / 4 / kPrepareThreads;  // of a thread
-#pragma unroll
-  for (int i = 0; i < kVectors; ++i) {
-    bins[i * kPrepareThreads + threadIdx.x] = make_uint4(0, 0, 0, 0);
+  for (int32_t i = threadIdx.x; i < range.bins / 4; i += kPrepareThreads) {
+    bins[i] = make_uint4(0, 0, 0, 0);
   }
   wait_for_previous_kernel();
   // Only now: the next kernels read indices and offsets before they wait, and kernels ahead of the
@@ -109,12 +111,11 @@ __global__ void __launch_bounds__(kPrepareThreads, 3)
   __syncthreads();
   uint4* const row =
       reinterpret_cast<uint4*>(workspace.bin_starts + static_cast<int64_t>(number) * kMaxTiledBins);
-#pragma unroll
-  for (int i = 0; i < kVectors; ++i) {
-    const int32_t vector = i * kPrepareThreads + static_cast<int32_t>(threadIdx.x);
+  // Whole warps: a warp's vectors are the bins of a sum.
+  static_assert(kSummedBins == 4 * 32);
+  for (int32_t vector = threadIdx.x; vector < range.bins / 4; vector += kPrepareThreads) {
     const uint4 count = bins[vector];
     row[vector] = count;
-    static_assert(kSummedBins == 4 * 32);
     const uint32_t sum = __reduce_add_sync(kAllLanes, count.x + count.y + count.z + count.w);
     if (threadIdx.x % 32 == 0) workspace.bin_sums[number * kBinSums + vector / 32] = sum;
   }

@@ -23,10 +23,15 @@ constexpr int64_t kMinRowBytes = int64_t{4} << 20;
 constexpr int64_t kMaxRowBytes = int64_t{40} << 20;
 constexpr int64_t kMaxDeterministicRowBytes = int64_t{40} << 20;
 
-// Of so many lookups those of neighbouring bins are written to neighbouring places, which costs
-// less than the better order of more bins is worth.
-constexpr int64_t kManyLookups = int64_t{1} << 18;
-constexpr int32_t kFewBins = 1024;
+// More bins make more lookups meet, which counts for most where there are three products; fewer are
+// found and written faster, where many lookups are neighbours anyway.
+constexpr int64_t kManyFoldedLookups = int64_t{1} << 18;
+
+int32_t most_bins(const TiledPlan& plan) {
+  if (plan.folds && plan.lookups_per_range > kManyFoldedLookups) return kMaxTiledBins / 4;
+  return plan.three_products || plan.tiling.kind != TilingKind::kTiled ? kMaxTiledBins
+                                                                       : kMaxTiledBins / 2;
+}
 
 int64_t ceil_div(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
 
@@ -160,7 +165,8 @@ void plan_rows(const BagBatch& batch, TiledPlan* plan) {
       pools && (!buffers || plan->row_slots < plan->lookups_per_range || ranges > 1);
 }
 
-void plan_bins(int32_t most, TiledFeature* feature) {
+// Returns how many of the bins are used, rounded up.
+int32_t plan_bins(int32_t most, TiledFeature* feature) {
   int shift = 0;
   while ((feature->p[1] - 1) >> shift >= most) ++shift;
   const int32_t groups = ((feature->p[1] - 1) >> shift) + 1;
@@ -168,14 +174,14 @@ void plan_bins(int32_t most, TiledFeature* feature) {
   feature->bin_split = static_cast<uint16_t>(std::min(feature->p[0], most / groups));
   feature->minor_scale = static_cast<uint32_t>(
       std::min((int64_t{feature->bin_split} << 32) / feature->p[0], int64_t{0xffffffff}));
+  return static_cast<int32_t>(round_up(groups * feature->bin_split, kSummedBins));
 }
 
 void plan_packing(TiledPlan* plan) {
   plan->packed_halves = 0;
   plan->num_exponents = 0;
   plan->group.pack_blocks = 0;
-  const int32_t most_bins =
-      plan->folds && plan->lookups_per_range > kManyLookups ? kFewBins : kMaxTiledBins;
+  plan->bins = 0;
   for (int32_t f = 0; f < plan->group.count; ++f) {
     TiledFeature& feature = plan->group.features[f];
     feature.first_pack_block = plan->group.pack_blocks;
@@ -188,7 +194,7 @@ void plan_packing(TiledPlan* plan) {
       feature.reciprocals[k] =
           static_cast<uint32_t>((int64_t{1} << (31 + shift)) / feature.p[k] + 1);
     }
-    plan_bins(most_bins, &feature);
+    plan->bins = std::max(plan->bins, plan_bins(most_bins(*plan), &feature));
     // A feature that shares its predecessor's cores has no packing pieces: the search for a piece's
     // feature takes the last one that starts there.
     if (f > 0 && plan->group.features[f - 1].table == feature.table) {
@@ -246,6 +252,7 @@ cudaError_t launch_tiled_forward(const TiledPlan& plan, const BagBatch& batch,
   range.disabled = plan.disabled;
   range.buffered_sharers = plan.buffered_sharers;
   range.chunk_shift = plan.chunk_shift;
+  range.bins = plan.bins;
   const int64_t bags = batch.num_features * batch.batch_size;
   if (batch.nnz > 0 && batch.nnz % bags == 0 && batch.nnz / bags < int64_t{1} << 31) {
     range.bag_length = static_cast<uint32_t>(batch.nnz / bags);

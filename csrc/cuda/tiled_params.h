@@ -121,6 +121,7 @@ struct TiledRange {
   int64_t first_lookup;
   int64_t end_lookup;
   int32_t chunk_shift;  // log2 of the lookups of a block that sorts
+  int32_t bins;         // that any feature uses, a multiple of kSummedBins
   // The length that all bags of the call have, if they have one length, or 0, and 2^32 divided by
   // it, rounded down, at most 2^32 - 1.
   uint32_t bag_length;

@@ -25,20 +25,20 @@ union PrepareScratch {
   typename Packing::Scratch packing;
 };
 
-// The grid: `starting` blocks that find starts, `columns` for each feature, then those that take
+// The grid: `starting` blocks that find starts, then those that take
 // pieces of packing in turn.
 template <typename Packing>
 __global__ void __launch_bounds__(kPrepareThreads, kPrepareBlocksPerMultiprocessor)
     tiled_prepare_kernel(const __grid_constant__ TiledGroup group,
                          const __grid_constant__ BagBatch batch,
                          const __grid_constant__ TiledRange range,
-                         const __grid_constant__ TiledWorkspace workspace, int32_t columns,
-                         int32_t starting, int32_t packing_pieces) {
+                         const __grid_constant__ TiledWorkspace workspace, int32_t starting,
+                         int32_t packing_pieces) {
   __shared__ PrepareScratch<Packing> scratch;
   allow_dependent_launch();
   const int32_t block = static_cast<int32_t>(blockIdx.x);
   if (block < starting) {
-    find_starts(scratch.starts, group, batch, range, workspace, columns, block);
+    find_starts(scratch.starts, group, batch, range, workspace, block);
     return;
   }
   const int32_t packing = static_cast<int32_t>(gridDim.x) - starting;

@@ -16,10 +16,7 @@ cudaError_t launch_prepare(const TiledLaunch& launch) {
   const TiledGroup& group = launch.plan.group;
   cudaError_t error = launch_count(launch);
   if (error != cudaSuccess) return error;
-  int32_t bins = 0;
-  for (int32_t f = 0; f < group.count; ++f) bins = std::max(bins, used_bins(group.features[f]));
-  const int32_t columns = (bins + kSummedBins - 1) / kSummedBins;
-  const int32_t starting = launch.lookups() > 0 ? columns * group.count : 0;
+  const int32_t starting = launch.lookups() > 0 ? launch.range.bins / kSummedBins * group.count : 0;
   const int32_t pieces = launch.packs_cores ? group.pack_blocks : 0;
   // As many packing blocks as fit beside those that find starts.
   const int32_t multiprocessors = launch.plan.multiprocessors;
@@ -32,7 +29,7 @@ cudaError_t launch_prepare(const TiledLaunch& launch) {
     if (error != cudaSuccess) return error;
     error = launch_kernel(kernel, starting + packing, kPrepareThreads, 0,
                           launch.plan.dependent_launch, launch.stream, group, launch.batch,
-                          launch.range, launch.workspace, columns, starting, pieces);
+                          launch.range, launch.workspace, starting, pieces);
     if (error != cudaSuccess) return error;
   }
   return launch_scatter(launch);

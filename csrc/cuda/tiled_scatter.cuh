@@ -116,22 +116,16 @@ __device__ __forceinline__ void stage_lookups(ScatterScratch& scratch, const Sor
     const int32_t existing = chunk.count - base;
     int64_t ids[kBatch];
     load_ids(ids, batch, first + base, existing);
-    // On the way to the loop below.
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      if (i * kPrepareThreads < existing) {
-        *reinterpret_cast<int64_t*>(scratch.lookups + base + i * kPrepareThreads) = ids[i];
-      }
-    }
     const int32_t end = min(chunk.count, base + kBatch * kPrepareThreads);
 #pragma unroll 1
     for (int32_t item = base; item < end; item += kPrepareThreads) {
-      const int64_t id = *reinterpret_cast<const int64_t*>(scratch.lookups + item);
       // The launch that counts reports ids without a row, but maybe later.
-      const LookupDigits digits = splitter.split_id<kWide>(has_row(feature, id) ? id : 0);
+      const LookupDigits digits = splitter.split_id<kWide>(has_row(feature, ids[0]) ? ids[0] : 0);
       const uint32_t rank = atomicAdd(&scratch.bins[digits.bin], 1u);
       scratch.lookups[item] =
           make_uint4(digits.outer, digits.i2, 0, digits.bin | rank << ScatterScratch::kRankShift);
+#pragma unroll
+      for (int i = 1; i < kBatch; ++i) ids[i - 1] = ids[i];
     }
   }
 }
@@ -140,10 +134,8 @@ __device__ __forceinline__ void stage_lookups(ScatterScratch& scratch, const Sor
 __device__ __forceinline__ void scatter_chunk(ScatterScratch& scratch, const TiledGroup& group,
                                               const BagBatch& batch, const TiledRange& range,
                                               const TiledWorkspace& workspace, int32_t number) {
-#pragma unroll
-  for (int i = 0; i < kMaxTiledBins / 4 / kPrepareThreads; ++i) {
-    reinterpret_cast<uint4*>(scratch.bins)[i * kPrepareThreads + threadIdx.x] =
-        make_uint4(0, 0, 0, 0);
+  for (int32_t i = threadIdx.x; i < range.bins / 4; i += kPrepareThreads) {
+    reinterpret_cast<uint4*>(scratch.bins)[i] = make_uint4(0, 0, 0, 0);
   }
   const SortedChunk chunk = find_chunk(scratch.chunk, group, batch, range, number);
   if (chunk.feature < 0) return;
@@ -162,18 +154,22 @@ __device__ __forceinline__ void scatter_chunk(ScatterScratch& scratch, const Til
   __syncthreads();  // the bins have been counted
   wait_for_previous_kernel();
   if (sorts) {
+    // All loads are under way before the first is used.
     constexpr int kVectors = kMaxTiledBins / 4 / kPrepareThreads;
     uint4 of_thread[kVectors];
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) of_thread[i] = starts[i * kPrepareThreads + threadIdx.x];
+    for (int i = 0; i < kVectors; ++i) {
+      const int32_t vector = i * kPrepareThreads + static_cast<int32_t>(threadIdx.x);
+      if (vector < range.bins / 4) of_thread[i] = starts[vector];
+    }
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
-      reinterpret_cast<uint4*>(scratch.bins)[i * kPrepareThreads + threadIdx.x] = of_thread[i];
+      const int32_t vector = i * kPrepareThreads + static_cast<int32_t>(threadIdx.x);
+      if (vector < range.bins / 4) reinterpret_cast<uint4*>(scratch.bins)[vector] = of_thread[i];
     }
   }
   __syncthreads();
-  // Not unrolled, here and in stage_lookups: what is executed once is read from far away, and that
-  // takes longer than the lookups of other warps.
+  // Not unrolled, as in count_lookups.
 #pragma unroll 1
   for (int32_t item = threadIdx.x; item < chunk.count; item += kPrepareThreads) {
     const uint4 lookup = scratch.lookups[item];

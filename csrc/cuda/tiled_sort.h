@@ -9,11 +9,6 @@ namespace flowtt::cuda {
 // Defined in tiled_sort.cu. As in TiledRange.
 int32_t choose_chunk_shift(int64_t lookups, int32_t multiprocessors);
 
-// Bins that lookups of the feature can be in.
-inline int32_t used_bins(const TiledFeature& feature) {
-  return (((feature.p[1] - 1) >> feature.bin_shift) + 1) * feature.bin_split;
-}
-
 // Chunks of a range of so many lookups, at most.
 int32_t max_chunks(const TiledPlan& plan, int64_t lookups);
 

@@ -25,13 +25,13 @@ __device__ __forceinline__ uint4 sum_of(const uint4& a, const uint4& b) {
 }
 
 // Finds the starts of kSummedBins bins of one feature, four a lane; warps have consecutive chunks
-// each. block: of `columns` for each feature. Called by all threads.
+// each. block: of range.bins / kSummedBins for each feature. Called by all threads.
 __device__ __forceinline__ void find_starts(StartsScratch& scratch, const TiledGroup& group,
                                             const BagBatch& batch, const TiledRange& range,
-                                            const TiledWorkspace& workspace, int32_t columns,
-                                            int32_t block) {
+                                            const TiledWorkspace& workspace, int32_t block) {
   const int32_t lane = static_cast<int32_t>(threadIdx.x % 32);
   const int32_t warp = static_cast<int32_t>(threadIdx.x / 32);
+  const int32_t columns = range.bins / kSummedBins;
   const int32_t column = block % columns;
   const FeatureChunks chunks =
       find_feature_chunks(scratch.chunks, group, batch, range, block / columns);
