@@ -73,7 +73,9 @@ struct EqualBags {
 // In shared memory.
 struct BagMarks {
   static constexpr int kWords = kMaxChunk / 32;
-  uint32_t sample[kMaxChunk];  // at the first lookup of each bag: as in GroupedLookup
+  static constexpr uint32_t kLoneMark = 0x8000;  // the bag has exactly one lookup
+  // At the first lookup of each bag: its number from the chunk's first on | kLoneMark.
+  uint16_t bag[kMaxChunk];
   uint32_t starts[kWords];     // one bit a lookup: it is its bag's first
   int32_t last_start[kWords];  // before the word
   int64_t bounds[2];           // first and last bag of the chunk, numbered feature after feature
@@ -81,7 +83,7 @@ struct BagMarks {
   uint32_t first_bag_sample;   // sample of the first bag
 
   // Whether there are too many bags to mark them all.
-  __device__ __forceinline__ bool searches() const { return bounds[1] - bounds[0] > 8 * kMaxChunk; }
+  __device__ __forceinline__ bool searches() const { return bounds[1] - bounds[0] >= kLoneMark; }
 
   __device__ __forceinline__ int32_t last_in_word(int word) const {
     const uint32_t bits = starts[word];
@@ -117,8 +119,8 @@ inline __device__ __noinline__ void mark_bags(BagMarks& marks, const BagBatch& b
     const int64_t end = load_index(batch.offsets, batch.offsets_are_int64, bag + 1);
     if (begin >= end || begin >= first + count) continue;
     const int32_t start = static_cast<int32_t>(max(begin, first) - first);
-    marks.sample[start] = (marks.first_bag_sample + static_cast<uint32_t>(bag - marks.bounds[0])) |
-                          (end - begin == 1 ? kLoneLookup : 0);
+    marks.bag[start] = static_cast<uint16_t>((bag - marks.bounds[0]) |
+                                             (end - begin == 1 ? BagMarks::kLoneMark : 0));
     atomicOr(&marks.starts[start / 32], 1u << start % 32);
   }
   __syncthreads();
@@ -155,7 +157,9 @@ __device__ __forceinline__ uint32_t marked_sample(const BagMarks& marks, const B
   }
   const uint32_t up_to = marks.starts[item / 32] & (0xffffffffu >> (31 - item % 32));
   const int32_t start = up_to != 0 ? (item & ~31) + 31 - __clz(up_to) : marks.last_start[item / 32];
-  return marks.sample[max(start, 0)];
+  const uint32_t mark = marks.bag[max(start, 0)];
+  return (marks.first_bag_sample + mark % BagMarks::kLoneMark) |
+         (mark >= BagMarks::kLoneMark ? kLoneLookup : 0);
 }
 
 }  // namespace flowtt::cuda

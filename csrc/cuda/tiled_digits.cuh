@@ -65,9 +65,15 @@ class IdSplitter {
     return finish(upper.quotient << 15 | lower.quotient, lower.remainder, low.remainder);
   }
 
+  // The bin of a lookup whose digits are known.
+  __device__ __forceinline__ uint32_t bin_of(uint32_t outer, uint32_t i2) const {
+    return (i2 >> bin_shift_) * bin_split_ + __umulhi(outer & 0xffffu, minor_scale_);
+  }
+
  private:
   __device__ __forceinline__ LookupDigits finish(uint32_t i1, uint32_t i2, uint32_t i3) const {
-    return {i1 | i3 << 16, i2, (i2 >> bin_shift_) * bin_split_ + __umulhi(i1, minor_scale_)};
+    const uint32_t outer = i1 | i3 << 16;
+    return {outer, i2, bin_of(outer, i2)};
   }
 
   // The last 15 bits of `word` behind `front`.

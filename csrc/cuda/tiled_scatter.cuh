@@ -9,21 +9,23 @@
 
 namespace flowtt::cuda {
 
-// In dynamic shared memory.
-struct ScatterScratch {
-  // Lookups of the chunk that have been seen of each bin, then where they start.
-  alignas(16) uint32_t bins[kMaxTiledBins];
+// At the start of dynamic shared memory. Small, so that a multiprocessor has room for two blocks of
+// the largest chunks beside what the contraction leaves to the L1 cache.
+struct __align__(16) ScatterScratch {
   SortedChunk chunk;
   BagMarks marks;
-  // As many as a chunk has: {outer, i2, sample (of bags that are marked), all as in GroupedLookup,
-  // bin | rank within the chunk and the bin << kRankShift}. A thread reads only what it has
-  // written.
-  alignas(16) uint4 lookups[1];
 
-  static constexpr int kRankShift = 12;
-  static_assert(kMaxTiledBins <= 1 << kRankShift && kMaxChunkShift + kRankShift <= 32);
-  static constexpr size_t bytes(int32_t chunk_shift) {
-    return sizeof(ScatterScratch) + (sizeof(uint4) << chunk_shift);
+  // Behind it: lookups of the chunk that have been seen of each bin, then where they start.
+  __device__ __forceinline__ uint32_t* bins() { return reinterpret_cast<uint32_t*>(this + 1); }
+  // Of each lookup of the chunk {outer as in GroupedLookup, i2 | rank within the chunk and the bin
+  // << 16}. A thread reads only what it has written.
+  __device__ __forceinline__ uint2* lookups(const TiledRange& range) {
+    return reinterpret_cast<uint2*>(bins() + range.bins);
+  }
+
+  static_assert(kMaxChunkShift <= 16);
+  static constexpr size_t bytes(int32_t bins, int32_t chunk_shift) {
+    return sizeof(ScatterScratch) + bins * sizeof(uint32_t) + (sizeof(uint2) << chunk_shift);
   }
 };
 
@@ -61,47 +63,29 @@ __device__ __forceinline__ bool find_bags(ScatterScratch& scratch, const SortedC
   return false;
 }
 
-// Stages the samples of the thread's lookups, after mark_bags.
-inline __device__ __noinline__ void stage_marked_samples(ScatterScratch& scratch,
-                                                         const BagBatch& batch, int32_t count) {
-#pragma unroll 1
-  for (int32_t item = threadIdx.x; item < count; item += kPrepareThreads) {
-    scratch.lookups[item].z = marked_sample(scratch.marks, batch, item);
-  }
-}
-
-// The sample of the chunk's lookup `item`, as in GroupedLookup. staged: what the lookup has.
-__device__ __forceinline__ uint32_t find_sample(uint32_t staged, const SortedChunk& chunk,
-                                                bool equal_bags, const BagBatch& batch,
-                                                const TiledRange& range, int32_t item) {
+// The sample of the chunk's lookup `item`, as in GroupedLookup.
+__device__ __forceinline__ uint32_t find_sample(const ScatterScratch& scratch,
+                                                const SortedChunk& chunk, bool equal_bags,
+                                                const BagBatch& batch, const TiledRange& range,
+                                                int32_t item) {
   if (batch.pooling_mode == PoolingMode::kNone) {
     return static_cast<uint32_t>(range.first_lookup + chunk.first + item) | kLoneLookup;
   }
-  if (!equal_bags) return staged;
+  if (!equal_bags) return marked_sample(scratch.marks, batch, item);
   const EqualBags bags(chunk);
   return (static_cast<uint32_t>(range.first_sample) + bags.bag_of(item)) |
          (bags.length == 1 ? kLoneLookup : 0);
 }
 
-// Writes the factors of the thread's lookups, of which `z` and `w` are the sample and the entry.
-inline __device__ __noinline__ void write_factors(const ScatterScratch& scratch,
-                                                  const TiledFeature& feature,
-                                                  const SortedChunk& chunk, bool equal_bags,
-                                                  const BagBatch& batch, int64_t first,
-                                                  float* factors) {
-#pragma unroll 1
-  for (int32_t item = threadIdx.x; item < chunk.count; item += kPrepareThreads) {
-    const uint4 lookup = scratch.lookups[item];
-    float factor = load_sample_weight<float>(batch, first + item);
-    if (batch.pooling_mode == PoolingMode::kMean) {
-      const int64_t length =
-          equal_bags
-              ? chunk.bag_length
-              : bag_length(batch, feature.feature * batch.batch_size + (lookup.z & ~kLoneLookup));
-      factor /= static_cast<float>(length);
-    }
-    factors[lookup.w] = factor;
+// As in TiledWorkspace. position: of the lookup, in the call; sample: its own.
+inline __device__ __noinline__ float find_factor(const BagBatch& batch, const TiledFeature& feature,
+                                                 int64_t position, uint32_t sample) {
+  float factor = load_sample_weight<float>(batch, position);
+  if (batch.pooling_mode == PoolingMode::kMean) {
+    const int64_t bag = feature.feature * batch.batch_size + (sample & ~kLoneLookup);
+    factor /= static_cast<float>(bag_length(batch, bag));
   }
+  return factor;
 }
 
 // Takes apart the ids of the chunk and numbers the lookups of each bin.
@@ -111,6 +95,8 @@ __device__ __forceinline__ void stage_lookups(ScatterScratch& scratch, const Sor
                                               const TiledRange& range) {
   const IdSplitter splitter(feature);
   const int64_t first = range.first_lookup + chunk.first;
+  uint32_t* const bins = scratch.bins();
+  uint2* const lookups = scratch.lookups(range);
 #pragma unroll 1
   for (int32_t base = threadIdx.x; base < chunk.count; base += kBatch * kPrepareThreads) {
     const int32_t existing = chunk.count - base;
@@ -121,9 +107,8 @@ __device__ __forceinline__ void stage_lookups(ScatterScratch& scratch, const Sor
     for (int32_t item = base; item < end; item += kPrepareThreads) {
       // The launch that counts reports ids without a row, but maybe later.
       const LookupDigits digits = splitter.split_id<kWide>(has_row(feature, ids[0]) ? ids[0] : 0);
-      const uint32_t rank = atomicAdd(&scratch.bins[digits.bin], 1u);
-      scratch.lookups[item] =
-          make_uint4(digits.outer, digits.i2, 0, digits.bin | rank << ScatterScratch::kRankShift);
+      const uint32_t rank = atomicAdd(&bins[digits.bin], 1u);
+      lookups[item] = make_uint2(digits.outer, digits.i2 | rank << 16);
 #pragma unroll
       for (int i = 1; i < kBatch; ++i) ids[i - 1] = ids[i];
     }
@@ -135,7 +120,7 @@ __device__ __forceinline__ void scatter_chunk(ScatterScratch& scratch, const Til
                                               const BagBatch& batch, const TiledRange& range,
                                               const TiledWorkspace& workspace, int32_t number) {
   for (int32_t i = threadIdx.x; i < range.bins / 4; i += kPrepareThreads) {
-    reinterpret_cast<uint4*>(scratch.bins)[i] = make_uint4(0, 0, 0, 0);
+    reinterpret_cast<uint4*>(scratch.bins())[i] = make_uint4(0, 0, 0, 0);
   }
   const SortedChunk chunk = find_chunk(scratch.chunk, group, batch, range, number);
   if (chunk.feature < 0) return;
@@ -147,7 +132,6 @@ __device__ __forceinline__ void scatter_chunk(ScatterScratch& scratch, const Til
     stage_lookups<false>(scratch, chunk, feature, batch, range);
   }
   const bool equal_bags = find_bags(scratch, chunk, group, batch, range);
-  if (!equal_bags) stage_marked_samples(scratch, batch, chunk.count);
   const bool sorts = !keeps_order(range);
   const uint4* const starts = reinterpret_cast<const uint4*>(
       workspace.bin_starts + static_cast<int64_t>(number) * kMaxTiledBins);
@@ -165,29 +149,26 @@ __device__ __forceinline__ void scatter_chunk(ScatterScratch& scratch, const Til
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       const int32_t vector = i * kPrepareThreads + static_cast<int32_t>(threadIdx.x);
-      if (vector < range.bins / 4) reinterpret_cast<uint4*>(scratch.bins)[vector] = of_thread[i];
+      if (vector < range.bins / 4) reinterpret_cast<uint4*>(scratch.bins())[vector] = of_thread[i];
     }
   }
   __syncthreads();
+  const IdSplitter splitter(feature);
   // Not unrolled, as in count_lookups.
 #pragma unroll 1
   for (int32_t item = threadIdx.x; item < chunk.count; item += kPrepareThreads) {
-    const uint4 lookup = scratch.lookups[item];
-    const uint32_t bin = lookup.w & (kMaxTiledBins - 1);
+    const uint2 lookup = scratch.lookups(range)[item];
+    const uint32_t i2 = lookup.y & 0xffffu;
     const uint32_t entry =
         chunk.first_entry +
-        (sorts ? scratch.bins[bin] + (lookup.w >> ScatterScratch::kRankShift) : item);
-    const uint32_t sample = find_sample(lookup.z, chunk, equal_bags, batch, range, item);
+        (sorts ? scratch.bins()[splitter.bin_of(lookup.x, i2)] + (lookup.y >> 16) : item);
+    const uint32_t sample = find_sample(scratch, chunk, equal_bags, batch, range, item);
     reinterpret_cast<uint4*>(workspace.entries)[entry] =
-        make_uint4(lookup.x, lookup.y, chunk.first + item, sample);
+        make_uint4(lookup.x, i2, chunk.first + item, sample);
     if (workspace.factors != nullptr) {
-      scratch.lookups[item].z = sample;
-      scratch.lookups[item].w = entry;
+      workspace.factors[entry] =
+          find_factor(batch, feature, range.first_lookup + chunk.first + item, sample);
     }
-  }
-  if (workspace.factors != nullptr) {
-    write_factors(scratch, feature, chunk, equal_bags, batch, range.first_lookup + chunk.first,
-                  workspace.factors);
   }
 }
 

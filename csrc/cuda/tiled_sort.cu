@@ -91,15 +91,11 @@ cudaError_t launch_scatter(const TiledLaunch& launch) {
   // As many other blocks as fit beside those that scatter.
   const int32_t others =
       std::min(pieces.count, std::max(2 * multiprocessors - chunks, (multiprocessors + 1) / 2));
-  const size_t shared_bytes = ScatterScratch::bytes(range.chunk_shift);
+  const size_t shared_bytes = ScatterScratch::bytes(range.bins, range.chunk_shift);
   cudaError_t error =
       cudaFuncSetAttribute(tiled_scatter_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                            static_cast<int>(shared_bytes));
-  if (error == cudaSuccess) {
-    // Room for two of the largest chunks.
-    error = share_memory_split(tiled_scatter_kernel,
-                               range.chunk_shift < kMaxChunkShift ? kSharedMemoryPercent : 100);
-  }
+  if (error == cudaSuccess) error = share_memory_split(tiled_scatter_kernel, kSharedMemoryPercent);
   if (error != cudaSuccess) return error;
   return launch_kernel(tiled_scatter_kernel, chunks + others, kPrepareThreads, shared_bytes,
                        launch.plan.dependent_launch, launch.stream, group, launch.batch, range,
