@@ -69,10 +69,19 @@ def lookup_sections(records: Sequence[Record], folder: Path) -> list[str]:
     if training:
         sections += [
             "## Training step",
-            "Forward, backward and SGD, as a graph, warm:",
-            tables.times_table(training),
+            _describe_training(training),
+            tables.training_table(training),
         ]
     return sections
+
+
+def _describe_training(records: Sequence[Record]) -> str:
+    slower = tables.slower_than_ecorec(records, "fp32")
+    verdict = f"; fp32 takes longer than EcoRec on {', '.join(slower)}" if slower else ""
+    return (
+        "Forward, backward and SGD, as a graph, warm. EcoRec was measured apart, "
+        f"`benchmarks/lookup_peers.py` says with what{verdict}:"
+    )
 
 
 def sweep_sections(records: Sequence[Record], folder: Path) -> list[str]:

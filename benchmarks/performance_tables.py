@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
+from lookup_peers import ECOREC_US
 from performance_provenance import Found, Record, measured_with
 from tabulate import tabulate
 
@@ -127,6 +128,29 @@ def times_table(records: Sequence[Record], **setting: object) -> str:
     found = _by_workload(select(records, **setting), CONTENDERS)
     rows = [[name, *map(microseconds, here.values())] for name, here in found.items()]
     return table(["us", *CONTENDERS], rows, found)
+
+
+def training_table(records: Sequence[Record]) -> str:
+    """Medians of training steps, EcoRec's, and those over these."""
+    found = _by_workload(select(records), CONTENDERS)
+    ours = ("fp32", "tf32", "bf16")
+    rows = []
+    for name, here in found.items():
+        ecorec = ECOREC_US.get(name, {}).get("training")
+        ratios = [_over(here[column], ecorec) for column in ours]
+        rows.append([name, *map(microseconds, here.values()), _duration(ecorec), *ratios])
+    headers = ["us", *CONTENDERS, "EcoRec", *(f"{column} / EcoRec" for column in ours)]
+    return table(headers, rows, found)
+
+
+def slower_than_ecorec(records: Sequence[Record], column: str) -> list[str]:
+    """Workloads whose training step takes longer than EcoRec's."""
+    return [
+        name
+        for name, here in _by_workload(select(records), [column]).items()
+        if (record := here[column]) is not None
+        and record["p50_us"] > ECOREC_US.get(name, {}).get("training", float("inf"))
+    ]
 
 
 def ratios_table(records: Sequence[Record], **setting: object) -> str:
@@ -253,6 +277,10 @@ def _by_workload(records: Sequence[Record], columns: Collection[str]) -> Found:
         name: {column: one(records, column, workload=name) for column in columns}
         for name in names(records)
     }
+
+
+def _over(record: Record | None, other: float | None) -> str:
+    return _NONE if record is None or other is None else f"{record['p50_us'] / other:.2f}"
 
 
 def _duration(value: float | None) -> str:

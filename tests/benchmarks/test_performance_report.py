@@ -90,6 +90,23 @@ def test_sweeps_are_in_order_and_name_the_bound(tables: ModuleType) -> None:
     assert rows[0][header.index("fp32 bound by")] == "mma"
 
 
+def test_training_is_compared_with_ecorec(
+    tables: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peers = {"W1": {"forward": 1.0, "training": 2000.0}, "W2p": {"training": 2000.0}}
+    monkeypatch.setattr(tables, "ECOREC_US", peers)
+    times = {"W1": 4500.0, "W2p": 1000.0, "serving": 50.0}
+    records = [record("flowtt", "fp32", time, workload=name) for name, time in times.items()]
+    assert cells(tables.training_table(records)) == [
+        ["us", "fp32", "EcoRec", "fp32 / EcoRec"],
+        ["W1", "4,500", "2,000", "2.25"],
+        ["W2p", "1,000", "2,000", "0.50"],
+        ["serving", "50.0", "–", "–"],
+    ]
+    assert tables.slower_than_ecorec(records, "fp32") == ["W1"]
+    assert tables.slower_than_ecorec(records, "bf16") == []
+
+
 ALIKE = "Measured: a card, driver 1.2, CUDA 13.0; torch 2.11; "
 NEWER = {**RUN, "commit": "fedcba9876543210-dirty", "date": "2026-12-01T00:00:00+00:00"}
 OLD, NEW = "commit 0123456789ab", "commit fedcba987654-dirty"
@@ -184,7 +201,9 @@ def test_the_page_and_its_plots_are_the_same_for_the_same_records(
     assert set(plots) == {"workloads.svg", "batch.svg", "floor.svg", "ablation.svg"}
     assert all(f"card/{name}" in page for name in plots)
     assert "a card, driver 1.2" in page and "6.2 (1.25)" in page
+    # Every table has its line, and a sentence on EcoRec stands where there is one to compare with.
     assert page.count("\nMeasured: a card") == len(re.findall(r"^\|:?-+", page, re.MULTILINE))
+    assert "takes longer than EcoRec on W1:" in page
     for phase, commit in (("forward", "0123456789ab"), ("training", "fedcba987654")):
         assert f"[lookup.json](card/lookup.json), {phase}: a card, driver 1.2" in page
         assert f"commit {commit}; 2026-11-29" in page
