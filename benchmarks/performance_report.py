@@ -91,9 +91,12 @@ def sweep_sections(records: Sequence[Record], folder: Path) -> list[str]:
         if not any(sweep in record["sweeps"] for record in records):
             continue
         plots.plot_sweep(records, sweep, label, folder / f"{sweep}.svg")
+        base = next(r["workload"] for r in records if sweep in r["sweeps"]).partition(":")[0]
+        same = tables.common_factors(records, sweep, **_WARM)
+        factors = f"; {', '.join(same)} in every row" if same else ""
         sections += [
             f"## {title}",
-            "W1 with other values; a forward as a graph, warm, us:",
+            f"{base} with other values{factors}; a forward as a graph, warm, us:",
             tables.sweep_table(records, sweep, label, **_WARM),
             f"![time of a forward by {label}]({folder.name}/{sweep}.svg)",
         ]

@@ -19,6 +19,7 @@ CONTENDERS = {
     "FBGEMM, no check": ("fbgemm_no_check", "fp32"),
     "FBGEMM, fp16": ("fbgemm", "fp16"),
 }
+_FACTORS = {"p": "p_shapes", "q": "q_shapes"}
 _NONE = "–"
 
 
@@ -223,9 +224,17 @@ def floors_table(records: Sequence[Record], **setting: object) -> str:
     return table(headers, rows, found)
 
 
-def sweep_table(records: Sequence[Record], sweep: str, label: str, **setting: object) -> str:
-    """Times, errors and floors over the values of one sweep."""
+def common_factors(records: Sequence[Record], sweep: str, **setting: object) -> list[str]:
+    """Row and column factors that are the same all over a sweep."""
     chosen = _of_sweep(records, sweep, setting)
+    factors = {name: _factors(chosen, name) for name in _FACTORS}
+    return [f"{name} = {found[0]}" for name, found in factors.items() if len(found) == 1]
+
+
+def sweep_table(records: Sequence[Record], sweep: str, label: str, **setting: object) -> str:
+    """Times, errors and floors over the values of one sweep, and the factors that it changes."""
+    chosen = _of_sweep(records, sweep, setting)
+    changed = [name for name in _FACTORS if len(_factors(chosen, name)) > 1]
     rows = []
     found: Found = {}
     for value in sorted({record["sweeps"][sweep] for record in chosen}):
@@ -236,6 +245,7 @@ def sweep_table(records: Sequence[Record], sweep: str, label: str, **setting: ob
         rows.append(
             [
                 f"{value:,}",
+                *(" or ".join(_factors(at_value, name)) or _NONE for name in changed),
                 *map(microseconds, here.values()),
                 *(cell(record, "floor_us") for record in ours[:2]),
                 ours[0]["floor"]["bound"] if ours[0] and ours[0]["floor"] else _NONE,
@@ -243,7 +253,7 @@ def sweep_table(records: Sequence[Record], sweep: str, label: str, **setting: ob
                 mebibytes(here["fp32"]),
             ]
         )
-    headers = [label, *CONTENDERS]
+    headers = [label, *changed, *CONTENDERS]
     headers += ["floor fp32", "floor tf32", "fp32 bound by"]
     headers += [f"error {column}" for column in ("fp32", "tf32", "bf16")] + ["MiB fp32"]
     return table(headers, rows, found)
@@ -270,6 +280,12 @@ def ablation_table(records: Sequence[Record], **setting: object) -> str:
 
 def _of_sweep(records: Sequence[Record], sweep: str, setting: Record) -> list[Record]:
     return [record for record in select(records, **setting) if sweep in record["sweeps"]]
+
+
+def _factors(records: Sequence[Record], name: str) -> list[str]:
+    # An uncompressed table has none, whatever its record says.
+    compressed = [record for record in records if record["contender"].startswith("flowtt")]
+    return list(dict.fromkeys(_times(record["shape"][_FACTORS[name]]) for record in compressed))
 
 
 def _by_workload(records: Sequence[Record], columns: Collection[str]) -> Found:

@@ -90,6 +90,24 @@ def test_sweeps_are_in_order_and_name_the_bound(tables: ModuleType) -> None:
     assert rows[0][header.index("fp32 bound by")] == "mma"
 
 
+def test_sweeps_show_the_factors_that_they_change(tables: ModuleType) -> None:
+    records = [
+        record(contender, "fp32", 10.0, sweeps={"columns": 16 * n}, shape=shape)
+        for n in (1, 2)
+        for shape in [{**SHAPE, "q_shapes": [2, 2, 4 * n]}]
+        for contender in ("flowtt", "fbgemm")
+    ]
+    # An uncompressed table has columns and no factors.
+    records[-1]["shape"] = {**SHAPE, "p_shapes": [1000]}
+    assert tables.common_factors(records, "columns") == ["p = 10 x 10 x 11"]
+    header, *rows = cells(tables.sweep_table(records, "columns", "columns D"))
+    assert header[:2] == ["columns D", "q"] and "p" not in header
+    assert [row[:2] for row in rows] == [["16", "2 x 2 x 4"], ["32", "2 x 2 x 8"]]
+    del records[2:]
+    assert tables.common_factors(records, "columns") == ["p = 10 x 10 x 11", "q = 2 x 2 x 4"]
+    assert not {"p", "q"} & set(cells(tables.sweep_table(records, "columns", "columns D"))[0])
+
+
 def test_training_is_compared_with_ecorec(
     tables: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,6 +219,7 @@ def test_the_page_and_its_plots_are_the_same_for_the_same_records(
     assert set(plots) == {"workloads.svg", "batch.svg", "floor.svg", "ablation.svg"}
     assert all(f"card/{name}" in page for name in plots)
     assert "a card, driver 1.2" in page and "6.2 (1.25)" in page
+    assert "W1 with other values; p = 10 x 10 x 11, q = 2 x 2 x 4 in every row; a forward" in page
     # Every table has its line, and a sentence on EcoRec stands where there is one to compare with.
     assert page.count("\nMeasured: a card") == len(re.findall(r"^\|:?-+", page, re.MULTILINE))
     assert "takes longer than EcoRec on W1:" in page
