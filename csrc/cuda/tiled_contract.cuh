@@ -77,6 +77,7 @@ __device__ __forceinline__ void contract_window(const Tile& tile, uint32_t plan,
       store_shared_vector(planned, make_uint4(first_pair.x, first_pair.y & ~kHeavyPrefix,
                                               first_pair.z, first_pair.w));
     }
+    __syncwarp();
     if (state == CheckpointState::kReady) {
       typename Chain::Prefix prefix;
       checkpoint.load(prefix);

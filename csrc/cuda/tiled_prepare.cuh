@@ -25,8 +25,7 @@ union PrepareScratch {
   typename Packing::Scratch packing;
 };
 
-// The grid: `starting` blocks that find starts, then those that take
-// pieces of packing in turn.
+// The grid: `starting` blocks that find starts, then those that take pieces of packing in turn.
 template <typename Packing>
 __global__ void __launch_bounds__(kPrepareThreads, kPrepareBlocksPerMultiprocessor)
     tiled_prepare_kernel(const __grid_constant__ TiledGroup group,
