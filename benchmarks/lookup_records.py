@@ -62,7 +62,7 @@ def add_ratios(records: Sequence[Record]) -> None:
         record["ratio_to_fbgemm_no_check"] = ratio(contender="fbgemm_no_check", precision="fp32")
         record["ratio_to_tf32"] = ratio(precision="tf32")
         record["ratio_to_uniform"] = ratio(workload=twins.get(record["workload"]))
-        record["times_faster_than_ecorec"] = median and published and round(published / median, 3)
+        record["times_faster_than_ecorec"] = median and published and round(published / median, 1)
         record["ratio_to_floor"] = median and floor and round(median / floor, 2)
 
 

@@ -16,7 +16,7 @@ _COLUMNS = {
     "/ tf32": ("ratio_to_tf32", ".2f"),
     "/ uniform": ("ratio_to_uniform", ".2f"),
     "/ all on": ("ratio_to_all_on", ".2f"),
-    "x ecorec": ("times_faster_than_ecorec", ".2f"),
+    "x ecorec": ("times_faster_than_ecorec", ".0f"),
     "floor": ("floor_us", ".1f"),
     "/ floor": ("ratio_to_floor", ".1f"),
     "host us": ("host_us", ".0f"),

@@ -12,8 +12,7 @@ import matplotlib.pyplot as plt  # noqa: E402
 from matplotlib.axes import Axes  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 from matplotlib.ticker import FuncFormatter, NullLocator  # noqa: E402
-from performance_provenance import Record  # noqa: E402
-from performance_tables import describe_case, names, one, select  # noqa: E402
+from performance_tables import Record, describe_case, names, one, select  # noqa: E402
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart too.
 _STYLES = {

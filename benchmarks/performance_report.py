@@ -14,10 +14,11 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import performance_plots as plots
 import performance_tables as tables
-from performance_provenance import Record, provenance
+from performance_tables import Record
 
 _WARM = {"phase": "forward", "timing": "graph", "cold": False}
 _CHAINED = {**_WARM, "timing": "chain"}
@@ -34,6 +35,35 @@ def read(folder: Path, name: str) -> list[Record]:
     path = folder / f"{name}.json"
     records: list[Record] = json.loads(path.read_text()) if path.exists() else []
     return records
+
+
+def provenance(records: Sequence[Record], file: str) -> str:
+    """What was measured with what: one line for each run that a file has records of."""
+    lines: dict[str, list[str]] = {}
+    for record in records:
+        phases = lines.setdefault(_describe_run(record["run"]), [])
+        if record.get("phase") and record["phase"] not in phases:
+            phases.append(record["phase"])
+    link = f"[{file}.json]({{folder}}/{file}.json)"
+    if len(lines) == 1:
+        return f"* {link}: {next(iter(lines))}."
+    return "\n".join(f"* {link}, {' and '.join(phases)}: {run}." for run, phases in lines.items())
+
+
+def _describe_run(run: dict[str, Any]) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items())
+    smallest = run.get("smallest_kernel_us", {})
+    empty = ", ".join(f"{way} {time} us" for way, time in smallest.items())
+    parts = [
+        run.get("card", run["cpu"]),
+        f"driver {run['driver']}, CUDA {run['cuda']}" if "driver" in run else "",
+        versions,
+        f"commit {run['commit'][:12]}",
+        run["date"][:10],
+        f"`{run['command']}`",
+        f"an empty kernel reads {empty}" if empty else "",
+    ]
+    return "; ".join(part for part in parts if part)
 
 
 def lookup_sections(records: Sequence[Record], folder: Path) -> list[str]:
@@ -69,19 +99,10 @@ def lookup_sections(records: Sequence[Record], folder: Path) -> list[str]:
     if training:
         sections += [
             "## Training step",
-            _describe_training(training),
-            tables.training_table(training),
+            "Forward, backward and SGD, as a graph, warm:",
+            tables.times_table(training),
         ]
     return sections
-
-
-def _describe_training(records: Sequence[Record]) -> str:
-    slower = tables.slower_than_ecorec(records, "fp32")
-    verdict = f"; fp32 takes longer than EcoRec on {', '.join(slower)}" if slower else ""
-    return (
-        "Forward, backward and SGD, as a graph, warm. EcoRec was measured apart, "
-        f"`benchmarks/lookup_peers.py` says with what{verdict}:"
-    )
 
 
 def sweep_sections(records: Sequence[Record], folder: Path) -> list[str]:
@@ -91,12 +112,9 @@ def sweep_sections(records: Sequence[Record], folder: Path) -> list[str]:
         if not any(sweep in record["sweeps"] for record in records):
             continue
         plots.plot_sweep(records, sweep, label, folder / f"{sweep}.svg")
-        base = next(r["workload"] for r in records if sweep in r["sweeps"]).partition(":")[0]
-        same = tables.common_factors(records, sweep, **_WARM)
-        factors = f"; {', '.join(same)} in every row" if same else ""
         sections += [
             f"## {title}",
-            f"{base} with other values{factors}; a forward as a graph, warm, us:",
+            "W1 with other values; a forward as a graph, warm, us:",
             tables.sweep_table(records, sweep, label, **_WARM),
             f"![time of a forward by {label}]({folder.name}/{sweep}.svg)",
         ]

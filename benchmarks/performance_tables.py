@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from lookup_peers import ECOREC_US
-from performance_provenance import Found, Record, measured_with
 from tabulate import tabulate
+
+Record = dict[str, Any]
 
 # Contender and precision, as the columns are called.
 CONTENDERS = {
@@ -19,7 +20,6 @@ CONTENDERS = {
     "FBGEMM, no check": ("fbgemm_no_check", "fp32"),
     "FBGEMM, fp16": ("fbgemm", "fp16"),
 }
-_FACTORS = {"p": "p_shapes", "q": "q_shapes"}
 _NONE = "–"
 
 
@@ -47,7 +47,8 @@ def cell(record: Record | None, key: str, form: str = "{:.1f}") -> str:
 
 def microseconds(record: Record | None) -> str:
     """Median, with fewer decimals the longer it is."""
-    return _duration(None if record is None else record["p50_us"])
+    value = None if record is None else record["p50_us"]
+    return _NONE if value is None else f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"
 
 
 def mebibytes(record: Record | None) -> str:
@@ -56,23 +57,19 @@ def mebibytes(record: Record | None) -> str:
     return _NONE if value is None else f"{value / 2**20:.2f}"
 
 
-def table(headers: Sequence[str], rows: Iterable[Sequence[object]], found: Found) -> str:
-    """In Markdown, the first column left-aligned; columns without values are left out.
-
-    A line below says what the records in it (`found`) were measured with.
-    """
+def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """In Markdown, the first column left-aligned; columns without values are left out."""
     rows = [list(row) for row in rows]
     kept = [i for i in range(len(headers)) if i == 0 or any(row[i] != _NONE for row in rows)]
     shown = [[row[i] for i in kept] for row in rows]
     aligned = ["left", *["right"] * (len(kept) - 1)]
-    text = tabulate(
+    return tabulate(
         shown,
         [headers[i] for i in kept],
         tablefmt="pipe",
         colalign=aligned if shown else None,
         disable_numparse=True,
     )
-    return "\n\n".join(filter(None, (text, measured_with(found))))
 
 
 def names(records: Iterable[Record], key: str = "workload") -> list[str]:
@@ -99,10 +96,8 @@ def describe_case(workload: str) -> str:
 def shapes_table(records: Sequence[Record]) -> str:
     """What the workloads are."""
     rows = []
-    found: Found = {}
     for name in names(records):
-        record = next(record for record in records if record["workload"] == name)
-        found[name], shape = {"": record}, record["shape"]
+        shape = next(record["shape"] for record in records if record["workload"] == name)
         law = f"zipf {shape['alpha']}" if shape["alpha"] else "uniform"
         if shape["prefix_share"]:
             law += f", {shape['prefix_share']:.0%} in one prefix"
@@ -121,46 +116,25 @@ def shapes_table(records: Sequence[Record]) -> str:
             ]
         )
     headers = ["workload", "tables", "rows x columns", "p", "q", "ranks", "bags x lookups", "ids"]
-    return table([*headers, "distinct rows", "distinct prefixes"], rows, found)
+    return table([*headers, "distinct rows", "distinct prefixes"], rows)
 
 
 def times_table(records: Sequence[Record], **setting: object) -> str:
     """Medians of all contenders in one phase, way of timing and state of the cache."""
-    found = _by_workload(select(records, **setting), CONTENDERS)
-    rows = [[name, *map(microseconds, here.values())] for name, here in found.items()]
-    return table(["us", *CONTENDERS], rows, found)
-
-
-def training_table(records: Sequence[Record]) -> str:
-    """Medians of training steps, EcoRec's, and those over these."""
-    found = _by_workload(select(records), CONTENDERS)
-    ours = ("fp32", "tf32", "bf16")
-    rows = []
-    for name, here in found.items():
-        ecorec = ECOREC_US.get(name, {}).get("training")
-        ratios = [_over(here[column], ecorec) for column in ours]
-        rows.append([name, *map(microseconds, here.values()), _duration(ecorec), *ratios])
-    headers = ["us", *CONTENDERS, "EcoRec", *(f"{column} / EcoRec" for column in ours)]
-    return table(headers, rows, found)
-
-
-def slower_than_ecorec(records: Sequence[Record], column: str) -> list[str]:
-    """Workloads whose training step takes longer than EcoRec's."""
-    return [
-        name
-        for name, here in _by_workload(select(records), [column]).items()
-        if (record := here[column]) is not None
-        and record["p50_us"] > ECOREC_US.get(name, {}).get("training", float("inf"))
+    chosen = select(records, **setting)
+    rows = [
+        [name, *(microseconds(one(chosen, column, workload=name)) for column in CONTENDERS)]
+        for name in names(chosen)
     ]
+    return table(["us", *CONTENDERS], rows)
 
 
 def ratios_table(records: Sequence[Record], **setting: object) -> str:
     """The figures that a reader compares: times over others' times, and over the floor."""
-    compared = ("tf32", "fp32", "FBGEMM", "FBGEMM, no check")
-    found = _by_workload(select(records, **setting), compared)
+    chosen = select(records, **setting)
     rows = []
-    for name, here in found.items():
-        tf32, fp32 = here["tf32"], here["fp32"]
+    for name in names(chosen):
+        tf32, fp32 = (one(chosen, column, workload=name) for column in ("tf32", "fp32"))
         rows.append(
             [
                 name,
@@ -185,35 +159,35 @@ def ratios_table(records: Sequence[Record], **setting: object) -> str:
         "x faster than EcoRec, tf32",
         "fp32",
     ]
-    return table(headers, rows, found)
+    return table(headers, rows)
 
 
 def errors_table(records: Sequence[Record], **setting: object) -> str:
     """Relative errors and peak memory."""
+    chosen = select(records, **setting)
     columns = ("fp32", "tf32", "fp16", "bf16")
-    found = _by_workload(select(records, **setting), columns)
     rows = []
-    for name, here in found.items():
-        errors = [cell(record, "relative_error", "{:.1e}") for record in here.values()]
-        rows.append([name, *errors, *map(mebibytes, here.values())])
+    for name in names(chosen):
+        found = [one(chosen, column, workload=name) for column in columns]
+        errors = [cell(record, "relative_error", "{:.1e}") for record in found]
+        rows.append([name, *errors, *(mebibytes(record) for record in found)])
     headers = [f"error {column}" for column in columns] + [f"MiB {column}" for column in columns]
-    return table(["workload", *headers], rows, found)
+    return table(["workload", *headers], rows)
 
 
 def floors_table(records: Sequence[Record], **setting: object) -> str:
     """Floors of the forward, what bounds them, and how far the times are from them."""
     chosen = [record for record in select(records, **setting) if record["floor"]]
     rows = []
-    found: Found = {}
-    for name, here in _by_workload(chosen, ("tf32", "fp32")).items():
-        for column, record in here.items():
+    for name in names(chosen):
+        for column in ("tf32", "fp32"):
+            record = one(chosen, column, workload=name)
             if record is None:
                 continue
-            floor, row = record["floor"], f"{name}, {column}"
-            found[row] = {"": record}
+            floor = record["floor"]
             rows.append(
                 [
-                    row,
+                    f"{name}, {column}",
                     *(f"{floor[f'{term}_us']:.1f}" for term in ("memory", "mma", "l2")),
                     floor["bound"],
                     microseconds(record),
@@ -221,86 +195,47 @@ def floors_table(records: Sequence[Record], **setting: object) -> str:
                 ]
             )
     headers = ["us", "memory", "MMA", "L2", "floor is", "measured", "/ floor"]
-    return table(headers, rows, found)
-
-
-def common_factors(records: Sequence[Record], sweep: str, **setting: object) -> list[str]:
-    """Row and column factors that are the same all over a sweep."""
-    chosen = _of_sweep(records, sweep, setting)
-    factors = {name: _factors(chosen, name) for name in _FACTORS}
-    return [f"{name} = {found[0]}" for name, found in factors.items() if len(found) == 1]
+    return table(headers, rows)
 
 
 def sweep_table(records: Sequence[Record], sweep: str, label: str, **setting: object) -> str:
-    """Times, errors and floors over the values of one sweep, and the factors that it changes."""
-    chosen = _of_sweep(records, sweep, setting)
-    changed = [name for name in _FACTORS if len(_factors(chosen, name)) > 1]
+    """Times, errors and floors over the values of one sweep."""
+    chosen = [record for record in select(records, **setting) if sweep in record["sweeps"]]
     rows = []
-    found: Found = {}
     for value in sorted({record["sweeps"][sweep] for record in chosen}):
-        at_value = [record for record in chosen if record["sweeps"][sweep] == value]
-        here = {column: one(at_value, column) for column in CONTENDERS}
-        ours = [here[column] for column in ("fp32", "tf32", "bf16")]
-        found[f"{value:,}"] = here
+        here = [record for record in chosen if record["sweeps"][sweep] == value]
+        found = {column: one(here, column) for column in CONTENDERS}
+        ours = [found[column] for column in ("fp32", "tf32", "bf16")]
         rows.append(
             [
                 f"{value:,}",
-                *(" or ".join(_factors(at_value, name)) or _NONE for name in changed),
-                *map(microseconds, here.values()),
+                *(microseconds(record) for record in found.values()),
                 *(cell(record, "floor_us") for record in ours[:2]),
                 ours[0]["floor"]["bound"] if ours[0] and ours[0]["floor"] else _NONE,
                 *(cell(record, "relative_error", "{:.0e}") for record in ours),
-                mebibytes(here["fp32"]),
+                mebibytes(found["fp32"]),
             ]
         )
-    headers = [label, *changed, *CONTENDERS]
-    headers += ["floor fp32", "floor tf32", "fp32 bound by"]
+    headers = [label, *CONTENDERS, "floor fp32", "floor tf32", "fp32 bound by"]
     headers += [f"error {column}" for column in ("fp32", "tf32", "bf16")] + ["MiB fp32"]
-    return table(headers, rows, found)
+    return table(headers, rows)
 
 
 def ablation_table(records: Sequence[Record], **setting: object) -> str:
     """Times with mechanisms off, and their ratios to the time with everything on."""
     chosen = select(records, **setting)
-    variants = {"none": "everything on", "all": "all off"}
-    labels = {name: variants.get(name, f"no {name}") for name in names(chosen, "disabled")}
+    variants = names(chosen, "disabled")
     rows = []
-    found: Found = {}
     for name in names(chosen):
         row = [describe_case(name)]
-        here = found.setdefault(row[0], {})
-        for variant, label in labels.items():
-            record = next(iter(select(chosen, workload=name, disabled=variant)), None)
+        for variant in variants:
+            found = select(chosen, workload=name, disabled=variant)
+            record = found[0] if found else None
             ratio = "" if variant == "none" else f" ({cell(record, 'ratio_to_all_on', '{:.2f}')})"
             row.append(_NONE if record is None else microseconds(record) + ratio)
-            here[label] = record
         rows.append(row)
-    return table(["us", *labels.values()], rows, found)
-
-
-def _of_sweep(records: Sequence[Record], sweep: str, setting: Record) -> list[Record]:
-    return [record for record in select(records, **setting) if sweep in record["sweeps"]]
-
-
-def _factors(records: Sequence[Record], name: str) -> list[str]:
-    # An uncompressed table has none, whatever its record says.
-    compressed = [record for record in records if record["contender"].startswith("flowtt")]
-    return list(dict.fromkeys(_times(record["shape"][_FACTORS[name]]) for record in compressed))
-
-
-def _by_workload(records: Sequence[Record], columns: Collection[str]) -> Found:
-    return {
-        name: {column: one(records, column, workload=name) for column in columns}
-        for name in names(records)
-    }
-
-
-def _over(record: Record | None, other: float | None) -> str:
-    return _NONE if record is None or other is None else f"{record['p50_us'] / other:.2f}"
-
-
-def _duration(value: float | None) -> str:
-    return _NONE if value is None else f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"
+    labels = {"none": "everything on", "all": "all off"}
+    return table(["us", *(labels.get(name, f"no {name}") for name in variants)], rows)
 
 
 def _times(numbers: Sequence[int]) -> str:

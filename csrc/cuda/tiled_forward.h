@@ -47,7 +47,6 @@ struct TiledPlan {
   int64_t lookups_per_range;
   int64_t samples_per_range;
   int32_t chunk_shift;  // as in TiledRange
-  int32_t bins;         // as in TiledRange
   int64_t packed_halves;
   int64_t num_exponents;
   int64_t row_slots;              // 0: rows of bags are added to their sums

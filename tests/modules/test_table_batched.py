@@ -231,7 +231,6 @@ def test_dense_mode_compiles_for_training() -> None:
         ({"feature_table_map": []}, ValueError, "feature_table_map must name a table"),
         ({"feature_table_map": [0.0]}, TypeError, r"feature_table_map\[0\] must be an int"),
         ({"feature_table_map": [True]}, TypeError, r"feature_table_map\[0\] must be an int"),
-        ({"feature_names": ["ad"]}, ValueError, "feature_names must have .* a feature, 2, got 1"),
         (
             {"feature_table_map": [0, 2]},
             ValueError,
@@ -308,3 +307,10 @@ def test_repr() -> None:
     text = repr(TableBatchedFlowTTEmbeddingBags([ADS, USERS], optimizer="adam"))
     for part in ("tables=2", "features=2", "optimizer=adam", "learning_rate=0.01"):
         assert part in text
+
+
+def test_an_index_out_of_range_names_the_tables() -> None:
+    spec = TTSpec.suggest(100, 8, tt_rank=2, name="ads")
+    module = TableBatchedFlowTTEmbeddingBags([spec])
+    with pytest.raises(IndexError, match=r"got 100; names of the tables: \{0: 'ads'\}"):
+        module(torch.tensor([100]), torch.tensor([0, 1]))

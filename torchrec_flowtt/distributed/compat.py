@@ -40,7 +40,6 @@ from torchrec_flowtt.versions import require_torchrec
 _OVERRIDDEN: tuple[tuple[type, str, tuple[str, ...]], ...] = (
     (GroupedPooledEmbeddingsLookup, "_create_embedding_kernel", ("config", "device", "pg")),
     (ShardedEmbeddingBagCollection, "_initialize_torch_state", ()),
-    (ShardedEmbeddingBagCollection, "input_dist", ("ctx", "features")),
     (ShardedEmbeddingBagCollection, "reset_parameters", ()),
     (
         ShardedEmbeddingBagCollection,

@@ -8,12 +8,9 @@ import torch
 from torch import nn
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, pooling_type_to_str
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
-from torchrec_flowtt.distributed.batch_requirements import BatchRequirements
 from torchrec_flowtt.distributed.embedding_configs import FlowTTEmbeddingBagConfig
 from torchrec_flowtt.modules import FlowTTEmbeddingBag
-from torchrec_flowtt.modules.lookup_errors import NAMED_ERRORS
 
 
 class FlowTTEmbeddingBagCollection(EmbeddingBagCollection):
@@ -79,45 +76,7 @@ class FlowTTEmbeddingBagCollection(EmbeddingBagCollection):
             elif target.type != "meta":
                 self.embedding_bags[config.name].to_empty(device=target)
         self._device = target
-        self._batch_requirements = BatchRequirements(tables, is_weighted)
         self.reset_parameters()
-
-    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        """Pooled embeddings of all features; see the class for shapes.
-
-        On the CPU errors name the feature and the table, those of uncompressed tables too.
-
-        Raises:
-            KeyError: a feature is not among the keys.
-            IndexError: an id is outside its TT table.
-            TypeError, ValueError, RuntimeError: something else is wrong with the batch.
-        """
-        if isinstance(features, KeyedJaggedTensor):
-            self._batch_requirements.check_weights(features)
-        try:
-            return super().forward(features)
-        except Exception as error:
-            self._batch_requirements.explain(features, error)
-            if isinstance(features, KeyedJaggedTensor) and features.values().device.type == "cpu":
-                self._raise_with_feature(features)
-            raise
-
-    @torch.no_grad()
-    def _raise_with_feature(self, features: KeyedJaggedTensor) -> None:
-        """Repeats the lookups of a batch, and raises the error of the first that fails."""
-        jagged = features.to_dict()
-        for config in self.embedding_bag_configs():
-            for name in config.feature_names:
-                feature = jagged[name]
-                weights = feature.weights() if self.is_weighted() else None
-                try:
-                    self.embedding_bags[config.name](feature.values(), feature.offsets(), weights)
-                except (*NAMED_ERRORS, RuntimeError) as error:
-                    # The lookup in a TT table has named the table itself.
-                    is_tt = isinstance(config, FlowTTEmbeddingBagConfig)
-                    label = f"feature {name!r}" + ("" if is_tt else f", table {config.name!r}")
-                    kind = next(k for k in (*NAMED_ERRORS, RuntimeError) if isinstance(error, k))
-                    raise kind(f"{label}: {error}") from error
 
     def tt_tables(self) -> dict[str, FlowTTEmbeddingBagConfig]:
         """Configurations of the TT tables by table name."""

@@ -68,7 +68,6 @@ class FlowTTEmbeddingBagKernel(BaseEmbedding):
             output_dtype=params.output_dtype,
             device=device,
             init_variances=[init_variance(table) for table in config.embedding_tables],
-            feature_names=config.feature_names(),
         )
 
     @property

@@ -13,10 +13,8 @@ from torchrec.distributed.embedding_sharding import EmbeddingSharding, Embedding
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType
 from torchrec.modules.embedding_configs import PoolingType
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from torchrec_flowtt.distributed import compat
-from torchrec_flowtt.distributed.batch_requirements import BatchRequirements
 from torchrec_flowtt.distributed.core_states import CorePlacement, local_core
 from torchrec_flowtt.distributed.ebc import FlowTTEmbeddingBagCollection
 from torchrec_flowtt.distributed.embedding_configs import FlowTTEmbeddingBagConfig
@@ -65,36 +63,12 @@ class ShardedFlowTTEmbeddingBagCollection(ShardedEmbeddingBagCollection):
     ) -> None:
         """Builds it; see the class for the arguments."""
         super().__init__(module, table_name_to_parameter_sharding, env, **kwargs)
-        self._batch_requirements = BatchRequirements(
-            module.embedding_bag_configs(), module.is_weighted()
-        )
-        self._first_keys: list[str] | None = None
         self._exempt_from_late_mean_pooling(table_name_to_parameter_sharding)
         optimizers = compat.fused_optimizers(self)
         remote = self._remote_tables()
         if remote:
             optimizers.append(("", RemoteTablesOptimizer(remote, "embedding_bags.")))
         self._stateful_optimizer = StatefulCombinedOptimizer(optimizers)
-
-    def input_dist(self, ctx: Any, features: KeyedJaggedTensor) -> Any:
-        """Starts to send the features of a batch to the ranks of their tables.
-
-        Raises:
-            KeyError: a feature is not among the keys.
-            TypeError, ValueError: something else is wrong with the batch, as far as this rank can
-                see without reading its tensors.
-        """
-        if isinstance(features, KeyedJaggedTensor):
-            self._batch_requirements.check_weights(features)
-            self._batch_requirements.check_keys(features.keys(), self._first_keys)
-        try:
-            distributed = super().input_dist(ctx, features)
-        except Exception as error:
-            self._batch_requirements.explain(features, error)
-            raise
-        if self._first_keys is None and isinstance(features, KeyedJaggedTensor):
-            self._first_keys = list(features.keys())
-        return distributed
 
     def _remote_tables(self) -> dict[str, RemoteTable]:
         env = compat.sharding_env(self)

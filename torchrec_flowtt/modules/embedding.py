@@ -5,7 +5,6 @@ from __future__ import annotations
 from torch import Tensor
 
 from torchrec_flowtt.functional import tt_embedding
-from torchrec_flowtt.modules.lookup_errors import NAMED_ERRORS, named_table
 from torchrec_flowtt.modules.table import TTTable
 
 __all__ = ["FlowTTEmbedding"]
@@ -70,5 +69,5 @@ class FlowTTEmbedding(TTTable):
                 num_embeddings=self.spec.num_embeddings,
                 output_dtype=self._lookup_dtype,
             )
-        except NAMED_ERRORS as error:
-            raise named_table(error, self.spec.name) from None
+        except IndexError as error:
+            raise self._named(error) from None

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from torchrec_flowtt.functional import PoolingMode, tt_embedding_bag
-from torchrec_flowtt.modules.lookup_errors import NAMED_ERRORS, named_table
 from torchrec_flowtt.modules.table import TTTable
 from torchrec_flowtt.shapes import TTSpec
 
@@ -125,8 +124,8 @@ class FlowTTEmbeddingBag(TTTable):
                 include_last_offset=self.include_last_offset,
                 output_dtype=self._lookup_dtype,
             )
-        except NAMED_ERRORS as error:
-            raise named_table(error, self.spec.name) from None
+        except IndexError as error:
+            raise self._named(error) from None
 
     def _lookup_repr(self) -> list[str]:
         parts = [f"mode={self.mode!r}"]

@@ -150,6 +150,11 @@ class TTTable(nn.Module):
         cores = list(self.tt_cores)
         return rows(cores, torch.tensor(index, device=cores[0].device))
 
+    def _named(self, error: IndexError) -> IndexError:
+        """`error` of a lookup with the table's name, where it has one."""
+        name = self.spec.name
+        return IndexError(f"{table_label(name)}: {error}") if name else error
+
     def extra_repr(self) -> str:
         """Shape and compression, for ``repr``."""
         spec = self.spec

@@ -13,7 +13,6 @@ from torchrec_flowtt.functional.cores import CORE_DTYPES, accumulation_dtype
 from torchrec_flowtt.functional.embedding_bag import batched_lookup
 from torchrec_flowtt.functional.fused_update import BatchedLookup
 from torchrec_flowtt.modules.initialization import default_variance, initialize_tt_cores_
-from torchrec_flowtt.modules.lookup_errors import NAMED_ERRORS, named_in_batch
 from torchrec_flowtt.modules.optimizers import OptimizerConfig, OptimType
 from torchrec_flowtt.shapes import TTSpec
 
@@ -48,7 +47,6 @@ class TableBatchedFlowTTEmbeddingBags(nn.Module):
             :meth:`to_empty` and :meth:`init_parameters` afterwards.
         init_variances: variance of the entries of each table at initialisation; default
             ``1 / (3 N)``, that of TorchRec's `EmbeddingBagConfig`.
-        feature_names: name of each feature, for messages.
 
     Attributes:
         tt_cores: parameters, table after table; in the state dict ``tt_cores.0`` and on.
@@ -96,7 +94,6 @@ class TableBatchedFlowTTEmbeddingBags(nn.Module):
         output_dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
         init_variances: Sequence[float] | None = None,
-        feature_names: Sequence[str] | None = None,
     ) -> None:
         """Builds cores and optimizer state; see the class for the arguments."""
         super().__init__()
@@ -104,12 +101,6 @@ class TableBatchedFlowTTEmbeddingBags(nn.Module):
         _check_specs(self.embedding_specs)
         tables = len(self.embedding_specs)
         self.feature_table_map = _checked_feature_table_map(feature_table_map, tables)
-        self.feature_names = tuple(feature_names or ())
-        if feature_names is not None and len(feature_names) != len(self.feature_table_map):
-            raise ValueError(
-                "feature_names must have one entry a feature, "
-                f"{len(self.feature_table_map)}, got {len(feature_names)}"
-            )
         self.pooling_mode = PoolingMode.of(pooling_mode)
         if self.pooling_mode is PoolingMode.NONE:
             _check_equal_dims(self.embedding_specs)
@@ -260,11 +251,11 @@ class TableBatchedFlowTTEmbeddingBags(nn.Module):
             return batched_lookup(
                 indices, offsets, per_sample_weights, cores, lookup, self._fused_update()
             )
-        except NAMED_ERRORS as error:
-            tables = [spec.name for spec in self.embedding_specs]
-            raise named_in_batch(
-                error, self.feature_names, tables, self.feature_table_map
-            ) from None
+        except IndexError as error:
+            names = {t: spec.name for t, spec in enumerate(self.embedding_specs) if spec.name}
+            if not names:
+                raise
+            raise IndexError(f"{error}; names of the tables: {names}") from None
 
     def _moment(self, moment: int, core: int) -> Tensor:
         state = self._buffers[f"momentum{moment}_{core}"]

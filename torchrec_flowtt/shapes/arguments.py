@@ -5,15 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 
-__all__ = [
-    "checked_integer",
-    "positive_integer",
-    "positive_integers",
-    "quoted_names",
-    "table_label",
-]
-
-_NAMES_SHOWN = 8
+__all__ = ["checked_integer", "positive_integer", "positive_integers", "table_label"]
 
 
 def table_label(name: str) -> str:
@@ -23,17 +15,6 @@ def table_label(name: str) -> str:
     ("TT table 'ads'", 'TT table')
     """
     return f"TT table {name!r}" if name else "TT table"
-
-
-def quoted_names(names: Sequence[str]) -> str:
-    """How error messages list names: the first few, and how many more there are.
-
-    >>> quoted_names(["ads", "users"])
-    "'ads', 'users'"
-    """
-    shown = ", ".join(repr(name) for name in names[:_NAMES_SHOWN])
-    more = len(names) - _NAMES_SHOWN
-    return f"{shown} and {more} more" if more > 0 else shown
 
 
 def checked_integer(value: object, argument: str) -> int:
