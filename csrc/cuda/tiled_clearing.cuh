@@ -131,25 +131,33 @@ inline __device__ __noinline__ void note_long_bags(const TiledGroup& group, cons
   }
 }
 
-// The work of the blocks of a launch that come after `others`.
+// Checks all bags, and clears their sums. By block `part` of `parts`.
 __device__ __forceinline__ void clear_pieces(const TiledGroup& group, const BagBatch& batch,
                                              const TiledRange& range,
                                              const TiledWorkspace& workspace,
                                              const PooledOutput& output,
-                                             const ClearingPieces& pieces, int32_t others) {
+                                             const ClearingPieces& pieces, int32_t part,
+                                             int32_t parts) {
   const int32_t warps = static_cast<int32_t>(blockDim.x / 32);
-  const int32_t first =
-      (static_cast<int32_t>(blockIdx.x) - others) * warps + static_cast<int32_t>(threadIdx.x) / 32;
-  const int32_t step = (static_cast<int32_t>(gridDim.x) - others) * warps;
 #pragma unroll 1
-  for (int32_t piece = first; piece < pieces.count; piece += step) {
+  for (int32_t piece = part * warps + static_cast<int32_t>(threadIdx.x / 32); piece < pieces.count;
+       piece += parts * warps) {
     clear_bags(group, batch, range, workspace, output, pieces, piece);
   }
-  // The launch before clears what is noted.
+}
+
+// Notes the pieces of all long bags, in words that the launch before clears. As clear_pieces.
+__device__ __forceinline__ void note_pieces(const TiledGroup& group, const BagBatch& batch,
+                                            const TiledRange& range,
+                                            const TiledWorkspace& workspace,
+                                            const ClearingPieces& pieces, int32_t part,
+                                            int32_t parts) {
   wait_for_previous_kernel();
   if (workspace.piece_bags == nullptr) return;
+  const int32_t warps = static_cast<int32_t>(blockDim.x / 32);
 #pragma unroll 1
-  for (int32_t piece = first; piece < pieces.count; piece += step) {
+  for (int32_t piece = part * warps + static_cast<int32_t>(threadIdx.x / 32); piece < pieces.count;
+       piece += parts * warps) {
     note_long_bags(group, batch, range, workspace, pieces, piece);
   }
 }

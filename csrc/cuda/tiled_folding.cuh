@@ -106,14 +106,14 @@ __device__ __forceinline__ RowCounts rank_rows(FoldScratch& scratch, uint32_t ki
 __global__ void __launch_bounds__(kFoldThreads, 2) tiled_fold_kernel(
     const __grid_constant__ TiledGroup group, const __grid_constant__ BagBatch batch,
     const __grid_constant__ TiledRange range, const __grid_constant__ TiledWorkspace workspace,
-    const __grid_constant__ PooledOutput output, const __grid_constant__ ClearingPieces pieces,
-    int32_t folding, FoldPass pass) {
+    const __grid_constant__ ClearingPieces pieces, int32_t folding, FoldPass pass) {
   __shared__ GatherScratch<kFoldThreads> gather_scratch;
   __shared__ OrderScratch<kFoldThreads> order_scratch;
   __shared__ FoldScratch scratch;
   allow_dependent_launch();
   if (static_cast<int32_t>(blockIdx.x) >= folding) {
-    clear_pieces(group, batch, range, workspace, output, pieces, folding);
+    note_pieces(group, batch, range, workspace, pieces, static_cast<int32_t>(blockIdx.x) - folding,
+                static_cast<int32_t>(gridDim.x) - folding);
     return;
   }
   const uint32_t entry = threadIdx.x;

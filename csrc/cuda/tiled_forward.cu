@@ -23,6 +23,9 @@ constexpr int64_t kMinRowBytes = int64_t{4} << 20;
 constexpr int64_t kMaxRowBytes = int64_t{40} << 20;
 constexpr int64_t kMaxDeterministicRowBytes = int64_t{40} << 20;
 
+// Lookups of a block that gathers, where there are few: a window.
+constexpr int64_t kMinGranule = 8;
+
 int64_t ceil_div(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
 
 int64_t round_up(int64_t value, int64_t multiple) { return ceil_div(value, multiple) * multiple; }
@@ -65,7 +68,9 @@ TiledWorkspace place_workspace(const TiledPlan& plan, const PooledOutput& output
   const int64_t rows_bytes = plan.row_slots * row_bytes(plan);
   workspace.rows = layout->take<char>(buffered > 0 ? std::max(rows_bytes, partition_bytes) : 0);
   void* partitioned = workspace.rows;
-  if (plan.folds) {
+  if (plan.gathers) {
+    partitioned = layout->take<char>(partition_bytes);
+  } else if (plan.folds) {
     workspace.folded_rows = layout->take<GroupedLookup>(plan.lookups_per_range);
     workspace.folded_factors = layout->take<float>(plan.has_factors ? plan.lookups_per_range : 0);
   } else {
@@ -81,9 +86,9 @@ TiledWorkspace place_workspace(const TiledPlan& plan, const PooledOutput& output
   workspace.control = layout->take<uint32_t>(kControlWords);
   workspace.piece_bags = layout->take<uint2>(pieces);
   workspace.piece_arrivals = layout->take<uint32_t>(pieces);
-  workspace.checkpoints =
-      layout->take<char>(std::max(kCheckpointBytes, buffered > 0 ? 0 : partition_bytes));
-  if (buffered == 0) partitioned = workspace.checkpoints;
+  workspace.checkpoints = layout->take<char>(
+      partitioned == nullptr ? std::max(kCheckpointBytes, partition_bytes) : kCheckpointBytes);
+  if (partitioned == nullptr) partitioned = workspace.checkpoints;
   workspace.scratch = layout->take<char>((plan.disabled & kFusionDisabled) != 0
                                              ? kScratchBytesPerMultiprocessor * plan.multiprocessors
                                              : 0);
@@ -97,7 +102,7 @@ TiledWorkspace place_workspace(const TiledPlan& plan, const PooledOutput& output
   return workspace;
 }
 
-cudaError_t read_device(TiledPlan* plan) {
+cudaError_t read_device(TiledPlan* plan, int* shared_limit) {
   int device = 0;
   int major = 0;
   cudaError_t error = cudaGetDevice(&device);
@@ -105,6 +110,8 @@ cudaError_t read_device(TiledPlan* plan) {
   error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
   if (error != cudaSuccess) return error;
   plan->dependent_launch = major >= 9;
+  error = cudaDeviceGetAttribute(shared_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  if (error != cudaSuccess) return error;
   return cudaDeviceGetAttribute(&plan->multiprocessors, cudaDevAttrMultiProcessorCount, device);
 }
 
@@ -153,6 +160,19 @@ void plan_rows(const BagBatch& batch, TiledPlan* plan) {
       pools && (!buffers || plan->row_slots < plan->lookups_per_range || ranges > 1);
 }
 
+// Whether the contraction gathers its lookups: each warp of all blocks then has one window.
+void plan_gathering(int shared_limit, TiledPlan* plan) {
+  const int64_t most = contract_warps(plan->tiling.rank1, plan->three_products) * 32;
+  // No block has lookups of two features.
+  const int64_t blocks = plan->multiprocessors - plan->group.count + 1;
+  plan->granule = static_cast<int32_t>(std::max<int64_t>(
+      ceil_div(plan->lookups_per_range, std::max<int64_t>(blocks, 1)), kMinGranule));
+  plan->gathers = plan->tiling.kind == TilingKind::kTiled && !plan->folds &&
+                  (plan->disabled & kFusionDisabled) == 0 && plan->lookups_per_range > 0 &&
+                  blocks > 0 && plan->granule <= most &&
+                  static_cast<size_t>(shared_limit) >= kGatheringSharedBytes;
+}
+
 void plan_packing(TiledPlan* plan) {
   plan->packed_halves = 0;
   plan->num_exponents = 0;
@@ -193,9 +213,11 @@ void plan_packing(TiledPlan* plan) {
 }  // namespace
 
 cudaError_t plan_tiled_forward(const BagBatch& batch, const PooledOutput& output, TiledPlan* plan) {
-  const cudaError_t error = read_device(plan);
+  int shared_limit = 0;
+  const cudaError_t error = read_device(plan, &shared_limit);
   if (error != cudaSuccess) return error;
   plan_rows(batch, plan);
+  plan_gathering(shared_limit, plan);
   plan->has_factors =
       batch.per_sample_weights != nullptr || batch.pooling_mode == PoolingMode::kMean;
   plan->has_sums = plan->adds_to_sums && output.type != ElementType::kFloat32;

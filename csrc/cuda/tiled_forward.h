@@ -51,6 +51,8 @@ struct TiledPlan {
   int64_t num_exponents;
   int64_t row_slots;              // 0: rows of bags are added to their sums
   bool folds;                     // equal ids are folded before the contraction
+  bool gathers;                   // the contraction gathers its lookups itself,
+  int32_t granule;                // at most so many a block
   bool buffers_single_rows;       // of those that lookups do not share, where `folds`
   int32_t rows_per_block;         // as in TiledWorkspace
   int32_t buffered_row_elements;  // as in TiledWorkspace

@@ -50,14 +50,14 @@ struct GatherScratch {
 };
 
 // Finds the granule of this block; feature after feature, of each as many as it needs, of equal
-// length. By the first warp, after load_segments.
+// length. most: lookups of a granule, at most kThreads. By the first warp, after load_segments.
 template <typename Scratch>
 __device__ __forceinline__ void find_granule(Scratch& scratch, int32_t features,
-                                             int32_t chunk_shift) {
+                                             int32_t chunk_shift, int32_t most) {
   const int32_t lane = static_cast<int32_t>(threadIdx.x);
   const int32_t first = scratch.segments.first_entry[min(lane, features - 1)];
   const int32_t lookups = lane < features ? scratch.segments.first_entry[lane + 1] - first : 0;
-  const int32_t granules = (lookups + Scratch::kThreads - 1) / Scratch::kThreads;
+  const int32_t granules = (lookups + most - 1) / most;
   const int32_t up_to = inclusive_sum(granules);
   const int32_t chunks = count_chunks(lookups, chunk_shift);
   const int32_t chunks_up_to = inclusive_sum(chunks);
@@ -188,11 +188,12 @@ __device__ __forceinline__ int32_t find_partitioned(const Scratch& scratch) {
 template <typename Scratch>
 __device__ __forceinline__ bool find_lookups(Scratch& scratch, const TiledGroup& group,
                                              const BagBatch& batch, const TiledRange& range,
-                                             const TiledWorkspace& workspace, int32_t* place) {
+                                             const TiledWorkspace& workspace, int32_t* place,
+                                             int32_t most = Scratch::kThreads) {
   if (threadIdx.x < kBuckets) scratch.starts[threadIdx.x] = 0;
   if (threadIdx.x < Scratch::kWarps) scratch.segment_bits[threadIdx.x] = 0;
   load_segments(scratch.segments, group, batch, range);
-  if (threadIdx.x < 32) find_granule(scratch, group.count, range.chunk_shift);
+  if (threadIdx.x < 32) find_granule(scratch, group.count, range.chunk_shift, most);
   __syncthreads();
   wait_for_previous_kernel();
   // Offsets out of order can make features overlap; the preparation reports them.

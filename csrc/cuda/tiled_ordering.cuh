@@ -50,7 +50,8 @@ __device__ __forceinline__ void clear_ranges(OrderScratch<kThreads>& scratch) {
 // barrier.
 template <int kThreads>
 __device__ __forceinline__ void find_range_starts(OrderScratch<kThreads>& scratch) {
-  constexpr int kOwn = kFineRanges / kThreads;
+  constexpr int kOwn = (kFineRanges + kThreads - 1) / kThreads;
+  const bool has_ranges = threadIdx.x < kFineRanges / kOwn;
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int warp = static_cast<int>(threadIdx.x / 32);
   uint32_t* const own = scratch.ranges + threadIdx.x * kOwn;
@@ -59,7 +60,7 @@ __device__ __forceinline__ void find_range_starts(OrderScratch<kThreads>& scratc
   uint32_t sum = 0;
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
-    counts[i] = own[i];
+    counts[i] = has_ranges ? own[i] : 0;
     sum += counts[i];
   }
   const uint32_t up_to = inclusive_sum(sum);
@@ -69,7 +70,7 @@ __device__ __forceinline__ void find_range_starts(OrderScratch<kThreads>& scratc
       up_to - sum + __reduce_add_sync(kAllLanes, lane < warp ? scratch.warp_sums[lane] : 0);
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
-    own[i] = start;
+    if (has_ranges) own[i] = start;
     start += counts[i];
   }
   __syncthreads();

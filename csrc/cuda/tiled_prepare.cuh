@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include "tiled_clearing.cuh"
 #include "tiled_packing.cuh"
 #include "tiled_partition.cuh"
 
@@ -40,6 +41,7 @@ struct OtherWork {
   ClearedVectors counters;  // what later kernels count in
   ClearedVectors sums;
   int32_t first_clearing_block;  // of those that clear sums
+  ClearingPieces bags;
 };
 
 // One of `parts` blocks' share.
@@ -63,6 +65,7 @@ __global__ void __launch_bounds__(kPrepareThreads, kPrepareBlocksPerMultiprocess
                          const __grid_constant__ BagBatch batch,
                          const __grid_constant__ TiledRange range,
                          const __grid_constant__ TiledWorkspace workspace,
+                         const __grid_constant__ PooledOutput output,
                          const __grid_constant__ OtherWork work, int32_t chunks) {
   extern __shared__ __align__(16) char shared[];
   wait_for_previous_kernel();
@@ -76,6 +79,8 @@ __global__ void __launch_bounds__(kPrepareThreads, kPrepareBlocksPerMultiprocess
                     block);
   } else {
     do_other_work<Packing>(group, workspace, shared, work, block - chunks, blocks - chunks);
+    clear_pieces(group, batch, range, workspace, output, work.bags, blocks - 1 - block,
+                 blocks - chunks);
   }
   if (block >= work.first_clearing_block) {
     work.sums.clear(blocks - 1 - block, blocks - work.first_clearing_block);

@@ -33,6 +33,22 @@ inline ClearedVectors whole_sums(const TiledLaunch& launch) {
   return {reinterpret_cast<uint4*>(sums), samples * stride / 4};
 }
 
+// Enough warps to keep the memory busy that is cleared.
+inline constexpr int64_t kMaxClearingPieces = 1024;
+
+inline ClearingPieces divide_clearing(const TiledLaunch& launch, bool clears_sums) {
+  const int32_t features = launch.plan.group.count;
+  const int64_t samples = launch.range.end_sample - launch.range.first_sample;
+  const int64_t bags =
+      clears_sums ? std::clamp<int64_t>(samples * features / kMaxClearingPieces, 1, 32) : 32;
+  ClearingPieces pieces{};
+  pieces.pieces_per_feature = static_cast<int32_t>((samples + bags - 1) / bags);
+  pieces.count = features * pieces.pieces_per_feature;
+  pieces.bags_per_piece = static_cast<int32_t>(bags);
+  pieces.clears_sums = clears_sums;
+  return pieces;
+}
+
 // Of two blocks, so that the contraction's split of shared memory has room for them.
 inline constexpr size_t kMaxSharedBytes = size_t{96} << 10;
 
@@ -53,9 +69,11 @@ cudaError_t launch_prepare(const TiledLaunch& launch) {
                                   : workspace.control + kControlWords;
   work.counters = {reinterpret_cast<uint4*>(workspace.control), (end - workspace.control + 3) / 4};
   work.sums = whole_sums(launch);
+  work.bags = divide_clearing(launch, launch.clears_sums && work.sums.count == 0);
   // As many blocks as are of use and fit beside those that partition.
   const int32_t multiprocessors = plan.multiprocessors;
-  const int64_t wanted = std::max<int64_t>(work.packing_pieces + 1, work.sums.count / 2048);
+  const int64_t wanted = std::max<int64_t>({work.packing_pieces + 1, work.sums.count / 2048,
+                                            work.bags.count / (int64_t{2} * kPrepareWarps)});
   const int32_t others = static_cast<int32_t>(
       std::min<int64_t>(wanted, std::max(kPrepareBlocksPerMultiprocessor * multiprocessors - chunks,
                                          (multiprocessors + 1) / 2)));
@@ -67,11 +85,11 @@ cudaError_t launch_prepare(const TiledLaunch& launch) {
   cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                            static_cast<int>(shared_bytes));
   if (error != cudaSuccess) return error;
-  error =
-      launch_kernel(kernel, chunks + others, kPrepareThreads, shared_bytes, plan.dependent_launch,
-                    launch.stream, group, launch.batch, launch.range, workspace, work, chunks);
+  error = launch_kernel(kernel, chunks + others, kPrepareThreads, shared_bytes,
+                        plan.dependent_launch, launch.stream, group, launch.batch, launch.range,
+                        workspace, launch.output, work, chunks);
   if (error != cudaSuccess) return error;
-  return launch_sort(launch, launch.clears_sums && work.sums.count == 0);
+  return plan.gathers ? cudaSuccess : launch_sort(launch);
 }
 
 }  // namespace flowtt::cuda

@@ -5,26 +5,11 @@
 #include <algorithm>
 
 #include "tiled_folding.cuh"
+#include "tiled_prepare_launch.cuh"
 #include "tiled_sorting.cuh"
 
 namespace flowtt::cuda {
 namespace {
-
-// Enough warps to keep the memory busy that is cleared.
-constexpr int64_t kMaxClearingPieces = 1024;
-
-ClearingPieces divide_clearing(const TiledLaunch& launch, bool clears_sums) {
-  const int32_t features = launch.plan.group.count;
-  const int64_t samples = launch.range.end_sample - launch.range.first_sample;
-  const int64_t bags =
-      clears_sums ? std::clamp<int64_t>(samples * features / kMaxClearingPieces, 1, 32) : 32;
-  ClearingPieces pieces{};
-  pieces.pieces_per_feature = static_cast<int32_t>((samples + bags - 1) / bags);
-  pieces.count = features * pieces.pieces_per_feature;
-  pieces.bags_per_piece = static_cast<int32_t>(bags);
-  pieces.clears_sums = clears_sums;
-  return pieces;
-}
 
 // A granule is as many lookups as a block has threads.
 template <typename... Parameters, typename... Arguments>
@@ -35,13 +20,16 @@ cudaError_t launch_granules(void (*kernel)(Parameters...), int threads, const Ti
   const int32_t granules =
       static_cast<int32_t>(lookups > 0 ? (lookups - 1) / threads + launch.plan.group.count : 0);
   const int32_t warps = threads / 32;
-  const int32_t clearing =
-      std::min((pieces.count + warps - 1) / warps, launch.plan.multiprocessors);
+  const int32_t noting =
+      launch.workspace.piece_bags != nullptr
+          ? std::min((pieces.count + warps - 1) / warps, launch.plan.multiprocessors)
+          : 0;
+  if (granules + noting == 0) return cudaSuccess;
   const cudaError_t error = share_memory_split(kernel, kSharedMemoryPercent);
   if (error != cudaSuccess) return error;
-  return launch_kernel(kernel, granules + clearing, threads, 0, launch.plan.dependent_launch,
+  return launch_kernel(kernel, granules + noting, threads, 0, launch.plan.dependent_launch,
                        launch.stream, launch.plan.group, launch.batch, launch.range,
-                       launch.workspace, launch.output, pieces, granules, arguments...);
+                       launch.workspace, pieces, granules, arguments...);
 }
 
 }  // namespace
@@ -61,8 +49,8 @@ int32_t max_chunks(const TiledPlan& plan, int64_t lookups) {
   return static_cast<int32_t>((lookups + chunk - 1) / chunk + plan.group.count - 1);
 }
 
-cudaError_t launch_sort(const TiledLaunch& launch, bool clears_sums) {
-  const ClearingPieces pieces = divide_clearing(launch, clears_sums);
+cudaError_t launch_sort(const TiledLaunch& launch) {
+  const ClearingPieces pieces = divide_clearing(launch, false);
   if (!launch.plan.folds) {
     return launch_granules(tiled_sort_kernel, kSortThreads, launch, pieces);
   }

@@ -13,6 +13,6 @@ int32_t choose_chunk_shift(int64_t lookups, int32_t multiprocessors);
 int32_t max_chunks(const TiledPlan& plan, int64_t lookups);
 
 // Orders the partitioned lookups, or folds them.
-cudaError_t launch_sort(const TiledLaunch& launch, bool clears_sums);
+cudaError_t launch_sort(const TiledLaunch& launch);
 
 }  // namespace flowtt::cuda

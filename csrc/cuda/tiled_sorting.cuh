@@ -10,19 +10,19 @@ namespace flowtt::cuda {
 
 constexpr int kSortThreads = 512;
 
-// The grid: `sorting` blocks, a granule each, then those that take pieces of clearing in turn.
+// The grid: `sorting` blocks, a granule each, then those that note long bags.
 __global__ void __launch_bounds__(kSortThreads, 2)
     tiled_sort_kernel(const __grid_constant__ TiledGroup group,
                       const __grid_constant__ BagBatch batch,
                       const __grid_constant__ TiledRange range,
                       const __grid_constant__ TiledWorkspace workspace,
-                      const __grid_constant__ PooledOutput output,
                       const __grid_constant__ ClearingPieces pieces, int32_t sorting) {
   __shared__ GatherScratch<kSortThreads> scratch;
   __shared__ OrderScratch<kSortThreads> order_scratch;
   allow_dependent_launch();
   if (static_cast<int32_t>(blockIdx.x) >= sorting) {
-    clear_pieces(group, batch, range, workspace, output, pieces, sorting);
+    note_pieces(group, batch, range, workspace, pieces, static_cast<int32_t>(blockIdx.x) - sorting,
+                static_cast<int32_t>(gridDim.x) - sorting);
     return;
   }
   clear_ranges(order_scratch);
