@@ -27,8 +27,9 @@ struct TiledLaunch {
 inline constexpr int kSharedMemoryPercent = 44;
 
 template <typename Kernel>
-cudaError_t share_memory_split(Kernel kernel, int percent) {
-  return cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, percent);
+cudaError_t share_memory_split(Kernel kernel) {
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                              kSharedMemoryPercent);
 }
 
 template <typename... Parameters, typename... Arguments>

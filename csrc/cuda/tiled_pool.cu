@@ -29,7 +29,7 @@ cudaError_t launch_pool(const TiledLaunch& launch, PoolCall& call, int32_t wides
   const int64_t blocks =
       std::max(int64_t{call.blocks_per_feature} * call.feature_count, piece_blocks);
   const auto kernel = tiled_pool_kernel<row_t, kLanes>;
-  const cudaError_t error = share_memory_split(kernel, kSharedMemoryPercent);
+  const cudaError_t error = share_memory_split(kernel);
   if (error != cudaSuccess) return error;
   return launch_kernel(kernel, blocks, kPoolThreads, 0, launch.plan.dependent_launch, launch.stream,
                        call);

@@ -25,7 +25,7 @@ cudaError_t launch_prepare(const TiledLaunch& launch) {
       std::max(kPrepareBlocksPerMultiprocessor * multiprocessors - starting, multiprocessors));
   if (starting + packing > 0) {
     const auto kernel = tiled_prepare_kernel<Packing>;
-    error = share_memory_split(kernel, kSharedMemoryPercent);
+    error = share_memory_split(kernel);
     if (error != cudaSuccess) return error;
     error = launch_kernel(kernel, starting + packing, kPrepareThreads, 0,
                           launch.plan.dependent_launch, launch.stream, group, launch.batch,

@@ -77,13 +77,14 @@ __device__ __forceinline__ uint32_t find_sample(const ScatterScratch& scratch,
          (bags.length == 1 ? kLoneLookup : 0);
 }
 
-// As in TiledWorkspace. position: of the lookup, in the call; sample: its own.
+// As in TiledWorkspace. position: of the lookup, in the call; length: of its bag, or 0 to read it.
 inline __device__ __noinline__ float find_factor(const BagBatch& batch, const TiledFeature& feature,
-                                                 int64_t position, uint32_t sample) {
+                                                 int64_t position, uint32_t sample,
+                                                 uint32_t length) {
   float factor = load_sample_weight<float>(batch, position);
   if (batch.pooling_mode == PoolingMode::kMean) {
     const int64_t bag = feature.feature * batch.batch_size + (sample & ~kLoneLookup);
-    factor /= static_cast<float>(bag_length(batch, bag));
+    factor /= static_cast<float>(length != 0 ? length : bag_length(batch, bag));
   }
   return factor;
 }
@@ -167,7 +168,8 @@ __device__ __forceinline__ void scatter_chunk(ScatterScratch& scratch, const Til
         make_uint4(lookup.x, i2, chunk.first + item, sample);
     if (workspace.factors != nullptr) {
       workspace.factors[entry] =
-          find_factor(batch, feature, range.first_lookup + chunk.first + item, sample);
+          find_factor(batch, feature, range.first_lookup + chunk.first + item, sample,
+                      equal_bags ? chunk.bag_length : 0);
     }
   }
 }

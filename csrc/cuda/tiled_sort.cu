@@ -67,7 +67,7 @@ cudaError_t launch_count(const TiledLaunch& launch) {
   const int64_t clearing =
       std::clamp<int64_t>(sums.count / kClearedVectorsPerBlock, 1, plan.multiprocessors);
   const int32_t chunks = max_chunks(plan, launch.lookups());
-  const cudaError_t error = share_memory_split(tiled_count_kernel, kSharedMemoryPercent);
+  const cudaError_t error = share_memory_split(tiled_count_kernel);
   if (error != cudaSuccess) return error;
   return launch_kernel(tiled_count_kernel, chunks + clearing, kPrepareThreads, 0,
                        plan.dependent_launch, launch.stream, plan.group, launch.batch, launch.range,
@@ -95,7 +95,7 @@ cudaError_t launch_scatter(const TiledLaunch& launch) {
   cudaError_t error =
       cudaFuncSetAttribute(tiled_scatter_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                            static_cast<int>(shared_bytes));
-  if (error == cudaSuccess) error = share_memory_split(tiled_scatter_kernel, kSharedMemoryPercent);
+  if (error == cudaSuccess) error = share_memory_split(tiled_scatter_kernel);
   if (error != cudaSuccess) return error;
   return launch_kernel(tiled_scatter_kernel, chunks + others, kPrepareThreads, shared_bytes,
                        launch.plan.dependent_launch, launch.stream, group, launch.batch, range,
