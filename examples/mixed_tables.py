@@ -11,6 +11,7 @@ matters.
 
 from __future__ import annotations
 
+import gc
 import os
 
 import torch
@@ -79,15 +80,8 @@ def random_batch(device: torch.device) -> tuple[KeyedJaggedTensor, torch.Tensor]
     return features.to(device), (ads[first] % 2 == 0).float().to(device)
 
 
-def main() -> None:
-    """One process of the job."""
-    on_gpu = torch.cuda.is_available()
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
-    if on_gpu:
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if on_gpu else "gloo")
-    torch.manual_seed(dist.get_rank())
-
+def train(device: torch.device) -> None:
+    """Plans, shards and trains the model on this process's device."""
     model = ClickModel()
     fused_params = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.02}
     sharders = [FlowTTEmbeddingBagCollectionSharder(fused_params), *get_default_sharders()]
@@ -110,7 +104,21 @@ def main() -> None:
         optimizer.step()
         if dist.get_rank() == 0:
             print(f"step {step}: loss {loss.item():.4f}")
+
+
+def main() -> None:
+    """One process of the job."""
+    on_gpu = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if on_gpu else "gloo")
+    torch.manual_seed(dist.get_rank())
+    train(device)
     dist.destroy_process_group()
+    # The sharded model holds the group too, in cycles of references. gloo's threads live as long as
+    # the group, and one that releases a tensor while Python is shutting down aborts the process.
+    gc.collect()
 
 
 if __name__ == "__main__":
