@@ -67,7 +67,7 @@ def _offsets(**changes: int) -> torch.Tensor:
 
 
 # What is an error before a tensor is read, in every batch.
-KEYS_AND_WEIGHTS = {
+NAMES_AND_TYPES = {
     "a feature is missing": Fault(
         lambda: batch(keys=["a", "shared", "x", "c", "d"]), KeyError, ("'b'", "'tt_b'", "'x'")
     ),
@@ -82,8 +82,28 @@ KEYS_AND_WEIGHTS = {
         KeyError,
         ("'b'", "'tt_b'", "'c'", "'tt_dp'"),
     ),
+    "a feature occurs twice": Fault(
+        lambda: batch(
+            keys=["a", "shared", "b", "c", "d", "b"], lengths=torch.tensor([*LENGTHS, 0, 0])
+        ),
+        ValueError,
+        ("feature 'b'", "'tt_b'", "must differ"),
+    ),
+    "a key of no table occurs twice": Fault(
+        lambda: batch(keys=[*KEYS, "x", "x"], lengths=torch.tensor([*LENGTHS, 0, 0, 0, 0])),
+        ValueError,
+        ("feature 'x'", "must differ"),
+    ),
+    "values of no integer type": Fault(
+        lambda: batch(values=torch.arange(COUNT).float()), TypeError, (*ALL, "got torch.float32")
+    ),
+    "values of a narrow type": Fault(
+        lambda: batch(values=torch.arange(COUNT).short()), TypeError, (*ALL, "got torch.int16")
+    ),
+    "values in two dimensions": Fault(
+        lambda: batch(values=torch.arange(COUNT).reshape(4, 3)), ValueError, (*ALL, "(4, 3)")
+    ),
     "weights are missing": Fault(batch, ValueError, (*ALL, "is_weighted=True"), weighted=True),
-    "weights are not taken": Fault(lambda: batch(True), ValueError, (*ALL, "is_weighted=False")),
     "weights are integers": Fault(
         lambda: batch(weights=torch.ones(COUNT, dtype=torch.int64)),
         TypeError,
@@ -106,7 +126,7 @@ KEYS_AND_WEIGHTS = {
     "None": Fault(lambda: None, TypeError, (*ALL, "KeyedJaggedTensor, got NoneType")),
 }
 
-# What an unsharded collection always finds, and a sharded one in its first batch.
+# What is an error in every batch on the CPU; elsewhere only what the sums of lengths tell.
 LENGTHS_AND_OFFSETS = {
     "lengths beyond the values": Fault(
         lambda: batch(lengths=_lengths(3, 0, 4)), ValueError, (*ALL, f"{COUNT}, got ", "'c' 4")
@@ -123,10 +143,6 @@ LENGTHS_AND_OFFSETS = {
     "the last offset": Fault(
         lambda: batch(offsets=_offsets(_10=20)), ValueError, (*ALL, f"{COUNT}, got 20")
     ),
-}
-
-# What only the unsharded collection sees, as TorchRec's sharded one sends a batch unread.
-UNSHARDED = {
     "a negative length": Fault(
         lambda: batch(lengths=torch.tensor([2, 1, 0, 3, -1, 3, 2, 0, 1, 1])),
         ValueError,
@@ -135,20 +151,11 @@ UNSHARDED = {
     "falling offsets": Fault(
         lambda: batch(offsets=_offsets(_3=6, _4=5)), ValueError, ("'shared'", "'tt_dp'", "got -1")
     ),
-    "values of no integer type": Fault(
-        lambda: batch(values=torch.arange(COUNT).float()), TypeError, (*ALL, "got torch.float32")
+    "no bags, but values": Fault(
+        lambda: batch(lengths=torch.tensor([], dtype=torch.int64)), ValueError, (*ALL, "got 0")
     ),
-    "values of a narrow type": Fault(
-        lambda: batch(values=torch.arange(COUNT).short()), TypeError, (*ALL, "got torch.int16")
-    ),
-    "values in two dimensions": Fault(
-        lambda: batch(values=torch.arange(COUNT).reshape(4, 3)), ValueError, (*ALL, "(4, 3)")
-    ),
-    "weights of a type that one table cannot take": Fault(
-        lambda: batch(weights=torch.ones(COUNT).double()),
-        RuntimeError,
-        ("'d'", "'fb'", "per_sample_weights"),
-        weighted=True,
+    "no offsets, but values": Fault(
+        lambda: batch(offsets=torch.tensor([0])), ValueError, (*ALL, "got 0")
     ),
 }
 

@@ -11,9 +11,9 @@ from tests.distributed.bad_batches import (
     COUNT,
     IDS_OF_TT_TABLES,
     KEYS,
-    KEYS_AND_WEIGHTS,
     LENGTHS,
     LENGTHS_AND_OFFSETS,
+    NAMES_AND_TYPES,
     TABLES,
     Fault,
     assert_says,
@@ -46,21 +46,22 @@ def assert_refused(sharded: DistributedModelParallel, fault: Fault) -> None:
     assert_says(raised.value, fault.parts)
 
 
-def keys_and_weights() -> None:
+def names_and_types() -> None:
     """In the first batch and later; good batches are looked up right afterwards."""
-    for fault in KEYS_AND_WEIGHTS.values():
+    for fault in NAMES_AND_TYPES.values():
         sharded = model(fault.weighted)
-        assert_refused(sharded, fault)
-        assert_works(sharded, batch(fault.weighted))
-        assert_refused(sharded, fault)
-        assert_works(sharded, batch(fault.weighted))
+        for _ in range(2):
+            assert_refused(sharded, fault)
+            assert_works(sharded, batch(fault.weighted))
 
 
 def lengths_and_offsets() -> None:
+    """In the first batch and later."""
     for fault in LENGTHS_AND_OFFSETS.values():
         sharded = model()
-        assert_refused(sharded, fault)
-        assert_works(sharded)
+        for _ in range(2):
+            assert_refused(sharded, fault)
+            assert_works(sharded)
 
 
 def ids() -> None:
@@ -71,14 +72,6 @@ def ids() -> None:
             bad = Fault(lambda p=position, v=value: batch_with_value(p, v), IndexError, parts)
             assert_refused(sharded, bad)
             assert_works(sharded)
-
-
-def types() -> None:
-    """What is wrong with a whole group of tables."""
-    parts = ("'a'", "'shared'", "'tt_a'", "got torch.float32")
-    sharded = model()
-    assert_works(sharded)
-    assert_refused(sharded, Fault(lambda: batch(values=torch.rand(COUNT)), TypeError, parts))
 
 
 def order_of_keys() -> None:
@@ -107,6 +100,16 @@ def order_of_keys() -> None:
     assert_works(sharded, more)
 
 
+def unused_weights() -> None:
+    """Whatever they are, the batch is that without them."""
+    sharded = model()
+    for weights in (torch.full((COUNT,), 0.5), torch.arange(COUNT), torch.ones(3)):
+        features = batch(weights=weights)
+        expected = sharded(batch())
+        assert torch.equal(sharded(features), expected)
+        assert features.weights() is weights
+
+
 if __name__ == "__main__":
-    checks = [keys_and_weights, lengths_and_offsets, ids, types, order_of_keys]
+    checks = [names_and_types, lengths_and_offsets, ids, order_of_keys, unused_weights]
     run_on_rank({check.__name__: check for check in checks})

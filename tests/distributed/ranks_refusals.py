@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
+import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -16,11 +18,13 @@ from torchrec.distributed.sharding_plan import (
 from torchrec.distributed.sharding_plan import table_wise
 from torchrec.distributed.types import ShardingEnv, ShardingEnv2D, ShardingPlan
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from tests.distributed.sharded_models import (
     ADAGRAD,
     TABLES,
     Model,
+    batch,
     plan_for,
     shard,
     sharders,
@@ -174,6 +178,51 @@ def dynamic_resharding() -> None:
     )
 
 
+def ids_of_dtype(values: torch.dtype, lengths: torch.dtype) -> KeyedJaggedTensor:
+    features = batch(TABLES, dist.get_rank(), 0)
+    return KeyedJaggedTensor(
+        features.keys(), features.values().to(values), lengths=features.lengths().to(lengths)
+    )
+
+
+def dtypes_of_batches() -> None:
+    """Ranks that exchange batches have one dtype, and keep it."""
+    narrow, wide = torch.int32, torch.int64
+    own = narrow if dist.get_rank() == 0 else wide
+    for argument, dtypes in (("values", (own, wide)), ("lengths", (wide, own))):
+        model = shard(TABLES, ADAGRAD)
+        refused(TypeError, "'tt_a'", argument, "int32 on rank 0", "int64 on rank 1")(
+            functools.partial(model, ids_of_dtype(*dtypes))
+        )
+    for values in (narrow, wide):
+        for lengths in (narrow, wide):
+            model = shard(TABLES, ADAGRAD)
+            for _ in range(2):
+                model(ids_of_dtype(values, lengths)).sum().backward()
+            other = wide if values == narrow else narrow
+            refused(TypeError, "'tt_a'", "values", "first batch", str(values), f"got {other}")(
+                functools.partial(model, ids_of_dtype(other, lengths))
+            )
+            other = wide if lengths == narrow else narrow
+            refused(TypeError, "'tt_a'", "lengths", "first batch", str(lengths), f"got {other}")(
+                functools.partial(model, ids_of_dtype(values, other))
+            )
+
+
+def dtypes_of_batches_that_stay() -> None:
+    """Data-parallel tables take what each rank has."""
+    tables = [table for table in TABLES if table.place == "dp"]
+    model = shard(tables, ADAGRAD)
+    features = batch(tables, dist.get_rank(), 0)
+    for step in range(2):
+        dtype = torch.int32 if dist.get_rank() == step else torch.int64
+        model(
+            KeyedJaggedTensor(
+                features.keys(), features.values().to(dtype), lengths=features.lengths().to(dtype)
+            )
+        ).sum().backward()
+
+
 if __name__ == "__main__":
     run_on_rank(
         {
@@ -187,6 +236,8 @@ if __name__ == "__main__":
                 wrong_collections_and_sharders,
                 two_dimensional_parallelism,
                 dynamic_resharding,
+                dtypes_of_batches,
+                dtypes_of_batches_that_stay,
             )
         }
     )

@@ -136,6 +136,31 @@ def weighted() -> None:
     compare_training(tables, weighted=True)
 
 
+def ranks_differ_in_weights_dtype() -> None:
+    tables = [table for table in tt_and_fbgemm_tables() if table.name != "fb_rw"]
+    reference = Reference(tables)
+    model = shard(tables, weighted=True)
+    model.load_state_dict(reference.state_dict())
+    rank = dist.get_rank()
+    dtypes = [torch.float64, torch.float16, torch.float32, torch.bfloat16]
+    for step in range(len(dtypes)):
+        features = batch(tables, rank, step, weighted=True)
+        # Multiples of 1/8, which every dtype has.
+        weights = (features.weights() * 8).round() / 8
+        exact, converted = (
+            KeyedJaggedTensor(
+                features.keys(), features.values(), weights.to(dtype), features.lengths()
+            )
+            for dtype in (torch.float64, dtypes[step - rank])
+        )
+        torch.testing.assert_close(
+            in_order(model, converted, reference).double(),
+            reference.output(exact).detach(),
+            rtol=1e-5,
+            atol=1e-5,
+        )
+
+
 def only_tt() -> None:
     compare_training([Table("tt_a", "tw1", ["a"]), Table("tt_b", "dp", ["b"])])
 
@@ -157,13 +182,15 @@ def batches_without_lookups() -> None:
     model.load_state_dict(reference.state_dict())
     dense = torch.optim.Adagrad(dense_parameters(model), lr=0.05)
     names = features_of(tables)
-    for size in (4, 0):
-        features = KeyedJaggedTensor(
-            keys=names,
-            values=torch.empty(0, dtype=torch.int64),
-            lengths=torch.zeros(len(names) * size, dtype=torch.int64),
-            stride=size,
-        )
+    zeros = torch.zeros(4 * len(names), dtype=torch.int64)
+    for size, bags in (
+        (4, {"lengths": zeros}),
+        (4, {"offsets": torch.cat([zeros, zeros[:1]])}),
+        (0, {"lengths": zeros[:0], "stride": 0}),
+        (0, {"lengths": zeros[:0]}),
+        (0, {"offsets": zeros[:1]}),
+    ):
+        features = KeyedJaggedTensor(keys=names, values=torch.empty(0, dtype=torch.int64), **bags)
         output = in_order(model, features, reference)
         assert output.shape == (size, sum(t.dim * len(t.features) for t in tables))
         assert not output.any()
@@ -251,6 +278,7 @@ if __name__ == "__main__":
             "tt_beside_fbgemm": tt_beside_fbgemm,
             "tt_beside_fbgemm_mean": tt_beside_fbgemm_mean,
             "weighted": weighted,
+            "ranks_differ_in_weights_dtype": ranks_differ_in_weights_dtype,
             "only_tt": only_tt,
             "ranks_differ_in_batch_size": ranks_differ_in_batch_size,
             "rank_without_examples": rank_without_examples,

@@ -10,10 +10,9 @@ from tests.distributed import bad_batches
 from tests.distributed.bad_batches import (
     IDS_OF_TT_TABLES,
     KEYS,
-    KEYS_AND_WEIGHTS,
     LENGTHS_AND_OFFSETS,
+    NAMES_AND_TYPES,
     TABLES,
-    UNSHARDED,
     assert_says,
     batch,
     batch_with_value,
@@ -22,7 +21,7 @@ from tests.distributed.torchrun_launcher import Outcomes, run_script
 from torchrec_flowtt.distributed import FlowTTEmbeddingBagCollection
 from torchrec_flowtt.distributed.batch_requirements import BatchRequirements
 
-FAULTS = {**KEYS_AND_WEIGHTS, **LENGTHS_AND_OFFSETS, **UNSHARDED}
+FAULTS = {**NAMES_AND_TYPES, **LENGTHS_AND_OFFSETS}
 
 
 def collection(weighted: bool = False) -> FlowTTEmbeddingBagCollection:
@@ -91,11 +90,12 @@ def test_features_of_no_table_are_allowed() -> None:
     assert torch.equal(ebc(features).values(), ebc(batch()).values())
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-def test_compiles_as_one_graph(weighted: bool) -> None:
+@pytest.mark.parametrize(("weighted", "has_weights"), [(False, False), (False, True), (True, True)])
+def test_compiles_as_one_graph(weighted: bool, has_weights: bool) -> None:
     ebc = collection(weighted)
     compiled = torch.compile(ebc, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(batch(weighted)).values(), ebc(batch(weighted)).values())
+    features = batch(has_weights)
+    torch.testing.assert_close(compiled(features).values(), ebc(features).values())
 
 
 def test_tensors_of_other_devices_are_not_read() -> None:
@@ -104,7 +104,7 @@ def test_tensors_of_other_devices_are_not_read() -> None:
     requirements.explain(features, RuntimeError())
 
 
-CHECKS = ["keys_and_weights", "lengths_and_offsets", "ids", "types", "order_of_keys"]
+CHECKS = ["names_and_types", "lengths_and_offsets", "ids", "order_of_keys", "unused_weights"]
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,8 @@ CHECKS = [
     "wrong_collections_and_sharders",
     "two_dimensional_parallelism",
     "dynamic_resharding",
+    "dtypes_of_batches",
+    "dtypes_of_batches_that_stay",
 ]
 
 

@@ -10,6 +10,7 @@ CHECKS = [
     "tt_beside_fbgemm",
     "tt_beside_fbgemm_mean",
     "weighted",
+    "ranks_differ_in_weights_dtype",
     "only_tt",
     "ranks_differ_in_batch_size",
     "rank_without_examples",

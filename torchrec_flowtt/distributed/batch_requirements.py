@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 
 import torch
@@ -14,18 +15,19 @@ from torchrec_flowtt.shapes.arguments import quoted_names
 class BatchRequirements:
     """Checks of a batch's ``KeyedJaggedTensor`` against the tables of a collection.
 
-    :meth:`check_weights` and :meth:`check_keys` look at names, dtypes and sizes only and are meant
-    for every batch. :meth:`explain` reads the tensors, which only a lookup that has failed is
-    worth.
+    :meth:`check_weights`, :meth:`check_keys` and :meth:`check_values` look at names, dtypes and
+    sizes only, :meth:`check_lengths` at what TorchRec brings to the host anyway; they are meant for
+    every batch. :meth:`explain` reads the tensors, which only a lookup that has failed is worth.
 
     Args:
         configs: the tables.
-        is_weighted: whether the collection takes per-sample weights.
+        is_weighted: whether the collection uses per-sample weights.
     """
 
     def __init__(self, configs: Iterable[EmbeddingBagConfig], is_weighted: bool) -> None:
         """Builds it; see the class for the arguments."""
-        self._is_weighted = is_weighted
+        self.is_weighted = is_weighted
+        self._warned_of_weights = False
         self._tables: dict[str, list[str]] = {}
         self._table_names: list[str] = []
         for config in configs:
@@ -34,41 +36,44 @@ class BatchRequirements:
                 self._tables.setdefault(feature, []).append(config.name)
 
     def check_weights(self, features: KeyedJaggedTensor) -> None:
-        """Refuses weights where the collection takes none, and missing or unusable ones.
-
-        TorchRec would ignore some of these, and let others change uncompressed tables only or read
-        beyond a tensor.
+        """Refuses missing or unusable weights; warns, once, of weights that are not used.
 
         Raises:
             TypeError: the weights are no floating-point numbers.
-            ValueError: any other mismatch.
+            ValueError: there are none, or not one a value.
         """
         weights = features.weights_or_none()
-        if weights is None and not self._is_weighted:
+        if not self.is_weighted:
+            if weights is not None:
+                self._warn_of_unused_weights()
             return
         if weights is None:
             raise ValueError(
-                f"{self._all()}: weights expected, as is_weighted=True, got a KeyedJaggedTensor "
+                f"{self.label}: weights expected, as is_weighted=True, got a KeyedJaggedTensor "
                 "without weights"
-            )
-        if not self._is_weighted:
-            raise ValueError(
-                f"{self._all()}: no weights expected, as is_weighted=False, got a "
-                "KeyedJaggedTensor with weights; give it without them, or build the collection "
-                "with is_weighted=True"
             )
         if not weights.is_floating_point():
             raise TypeError(
-                f"{self._all()}: weights must have a floating-point dtype, got {weights.dtype}"
+                f"{self.label}: weights must have a floating-point dtype, got {weights.dtype}"
             )
         if weights.numel() != features.values().numel():
             raise ValueError(
-                f"{self._all()}: weights must have one element a value, "
+                f"{self.label}: weights must have one element a value, "
                 f"{features.values().numel()}, got {weights.numel()}"
             )
 
+    def _warn_of_unused_weights(self) -> None:
+        if self._warned_of_weights or torch.compiler.is_compiling():
+            return
+        self._warned_of_weights = True
+        warnings.warn(
+            f"{self.label}: the weights of the KeyedJaggedTensor are not used, as "
+            "is_weighted=False; build the collection with is_weighted=True to use them",
+            stacklevel=2,
+        )
+
     def check_keys(self, keys: list[str], first_keys: list[str] | None = None) -> None:
-        """Refuses keys without a feature that a table reads.
+        """Refuses keys that occur twice, or that lack a feature which a table reads.
 
         Args:
             keys: those of the batch.
@@ -76,11 +81,18 @@ class BatchRequirements:
 
         Raises:
             KeyError: a feature is missing.
-            ValueError: a feature is at another position than in the first batch.
+            ValueError: a key occurs twice, or a feature is at another position than in the first
+                batch.
         """
         if keys == first_keys:
             return
         present = set(keys)
+        if len(present) < len(keys):
+            repeated = list(dict.fromkeys(key for key in keys if keys.count(key) > 1))
+            raise ValueError(
+                f"{self._named(repeated[0])}: the keys of the KeyedJaggedTensor must differ, got "
+                f"{quoted_names(repeated)} more than once"
+            )
         missing = [self._named(feature) for feature in self._tables if feature not in present]
         if missing:
             more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
@@ -99,6 +111,42 @@ class BatchRequirements:
                     f"position, got key {keys.index(feature)}"
                 )
 
+    def check_values(self, features: KeyedJaggedTensor) -> None:
+        """Refuses values that are no ids.
+
+        Raises:
+            TypeError: they are no int32 or int64.
+            ValueError: they are not one-dimensional.
+        """
+        values = features.values()
+        if values.dim() != 1:
+            raise ValueError(f"{self.label}: values must be 1-D, got shape {tuple(values.shape)}")
+        if values.dtype not in (torch.int32, torch.int64):
+            raise TypeError(f"{self.label}: values must be int32 or int64, got {values.dtype}")
+
+    def check_lengths(self, features: KeyedJaggedTensor) -> None:
+        """Refuses lengths that do not sum up to the number of values, on the CPU negative ones too.
+
+        Without it the lookups, or the exchange before them, would read beyond the values.
+
+        Raises:
+            ValueError: the lengths are wrong.
+        """
+        if torch.compiler.is_compiling():
+            return
+        on_cpu = features.values().device.type == "cpu"
+        # TorchRec splits the values by these sums, and keeps them: nothing waits for a GPU here
+        # that would not wait a moment later.
+        count = sum(features.length_per_key())
+        if count == features.values().numel() and not (on_cpu and (features.lengths() < 0).any()):
+            return
+        if on_cpu:
+            self._explain_lengths(features)
+        raise ValueError(
+            f"{self.label}: lengths must sum up to the number of values, "
+            f"{features.values().numel()}, got {count}"
+        )
+
     def explain(self, features: object, error: Exception) -> None:
         """Raises what is wrong with a batch for which `error` was raised, if that can be seen.
 
@@ -108,21 +156,14 @@ class BatchRequirements:
         if isinstance(features, KeyedJaggedTensor):
             self.check_weights(features)
             self.check_keys(features.keys())
-            self._check_values(features)
-            self._check_lengths(features)
+            self.check_values(features)
+            self._explain_lengths(features)
         elif isinstance(error, AttributeError):
             raise TypeError(
-                f"{self._all()}: expected a KeyedJaggedTensor, got {type(features).__name__}"
+                f"{self.label}: expected a KeyedJaggedTensor, got {type(features).__name__}"
             ) from error
 
-    def _check_values(self, features: KeyedJaggedTensor) -> None:
-        values = features.values()
-        if values.dim() != 1:
-            raise ValueError(f"{self._all()}: values must be 1-D, got shape {tuple(values.shape)}")
-        if values.dtype not in (torch.int32, torch.int64):
-            raise TypeError(f"{self._all()}: values must be int32 or int64, got {values.dtype}")
-
-    def _check_lengths(self, features: KeyedJaggedTensor) -> None:
+    def _explain_lengths(self, features: KeyedJaggedTensor) -> None:
         keys, offsets = features.keys(), features.offsets_or_none()
         lengths = features.lengths_or_none()
         count = offsets.numel() - 1 if lengths is None else lengths.numel()
@@ -130,7 +171,7 @@ class BatchRequirements:
             bags = features.stride_per_key()
         elif count % len(keys) != 0:
             raise ValueError(
-                f"{self._all()}: lengths must have the same number of bags for each of the "
+                f"{self.label}: lengths must have the same number of bags for each of the "
                 f"{len(keys)} keys {quoted_names(keys)}, got {count} in all"
             )
         else:
@@ -152,7 +193,7 @@ class BatchRequirements:
         if sum(sums) != features.values().numel():
             by_feature = ", ".join(f"{key!r} {n}" for key, n in zip(keys[:8], sums, strict=False))
             raise ValueError(
-                f"{self._all()}: lengths must sum up to the number of values, "
+                f"{self.label}: lengths must sum up to the number of values, "
                 f"{features.values().numel()}, got {sum(sums)}: {by_feature}"
                 f"{', ..' if len(keys) > 8 else ''}"
             )
@@ -163,6 +204,8 @@ class BatchRequirements:
             return f"feature {feature!r}"
         return f"feature {feature!r} of table{'s' * (len(tables) > 1)} {quoted_names(tables)}"
 
-    def _all(self) -> str:
+    @property
+    def label(self) -> str:
+        """How messages call a batch as a whole: its features, and their tables."""
         features, tables = quoted_names(list(self._tables)), quoted_names(self._table_names)
         return f"features {features} of tables {tables}"

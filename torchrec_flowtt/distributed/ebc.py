@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -10,6 +10,7 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig, pooling_type_
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
+from torchrec_flowtt.distributed.batch_forms import for_lookup
 from torchrec_flowtt.distributed.batch_requirements import BatchRequirements
 from torchrec_flowtt.distributed.embedding_configs import FlowTTEmbeddingBagConfig
 from torchrec_flowtt.modules import FlowTTEmbeddingBag
@@ -76,8 +77,11 @@ class FlowTTEmbeddingBagCollection(EmbeddingBagCollection):
                     dtype=config.dtype,
                     device=target,
                 )
-            elif target.type != "meta":
-                self.embedding_bags[config.name].to_empty(device=target)
+                continue
+            bag = self.embedding_bags[config.name]
+            bag.register_forward_pre_hook(_convert_weights, with_kwargs=True)
+            if target.type != "meta":
+                bag.to_empty(device=target)
         self._device = target
         self._batch_requirements = BatchRequirements(tables, is_weighted)
         self.reset_parameters()
@@ -94,7 +98,12 @@ class FlowTTEmbeddingBagCollection(EmbeddingBagCollection):
         """
         if isinstance(features, KeyedJaggedTensor):
             self._batch_requirements.check_weights(features)
+            self._batch_requirements.check_keys(features.keys())
+            self._batch_requirements.check_values(features)
+            features = for_lookup(features, self.is_weighted())
         try:
+            if isinstance(features, KeyedJaggedTensor):
+                self._batch_requirements.check_lengths(features)
             return super().forward(features)
         except Exception as error:
             self._batch_requirements.explain(features, error)
@@ -111,7 +120,9 @@ class FlowTTEmbeddingBagCollection(EmbeddingBagCollection):
                 feature = jagged[name]
                 weights = feature.weights() if self.is_weighted() else None
                 try:
-                    self.embedding_bags[config.name](feature.values(), feature.offsets(), weights)
+                    self.embedding_bags[config.name](
+                        feature.values(), feature.offsets(), per_sample_weights=weights
+                    )
                 except (*NAMED_ERRORS, RuntimeError) as error:
                     # The lookup in a TT table has named the table itself.
                     is_tt = isinstance(config, FlowTTEmbeddingBagConfig)
@@ -148,3 +159,13 @@ class FlowTTEmbeddingBagCollection(EmbeddingBagCollection):
                 self.embedding_bags[config.name].reset_parameters()
             else:
                 config.init_fn(self.embedding_bags[config.name].weight)
+
+
+def _convert_weights(
+    bag: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Gives an uncompressed bag weights of its own dtype: torch takes no other, FBGEMM any."""
+    weights = kwargs.get("per_sample_weights")
+    if weights is not None:
+        kwargs = {**kwargs, "per_sample_weights": weights.to(bag.weight.dtype)}
+    return args, kwargs

@@ -16,10 +16,12 @@ from torchrec.modules.embedding_configs import PoolingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from torchrec_flowtt.distributed import compat
+from torchrec_flowtt.distributed.batch_forms import for_exchange
 from torchrec_flowtt.distributed.batch_requirements import BatchRequirements
 from torchrec_flowtt.distributed.core_states import CorePlacement, local_core
 from torchrec_flowtt.distributed.ebc import FlowTTEmbeddingBagCollection
 from torchrec_flowtt.distributed.embedding_configs import FlowTTEmbeddingBagConfig
+from torchrec_flowtt.distributed.exchanged_dtypes import ExchangedDtypes
 from torchrec_flowtt.distributed.fused_optimizer import (
     RemoteTable,
     RemoteTablesOptimizer,
@@ -69,6 +71,15 @@ class ShardedFlowTTEmbeddingBagCollection(ShardedEmbeddingBagCollection):
             module.embedding_bag_configs(), module.is_weighted()
         )
         self._first_keys: list[str] | None = None
+        exchanges = env.process_group is not None and any(
+            sharding.sharding_type != ShardingType.DATA_PARALLEL.value
+            for sharding in table_name_to_parameter_sharding.values()
+        )
+        self._exchanged_dtypes = (
+            ExchangedDtypes(env.process_group, self._batch_requirements.label)
+            if exchanges
+            else None
+        )
         self._exempt_from_late_mean_pooling(table_name_to_parameter_sharding)
         optimizers = compat.fused_optimizers(self)
         remote = self._remote_tables()
@@ -87,7 +98,13 @@ class ShardedFlowTTEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         if isinstance(features, KeyedJaggedTensor):
             self._batch_requirements.check_weights(features)
             self._batch_requirements.check_keys(features.keys(), self._first_keys)
+            self._batch_requirements.check_values(features)
+            features = for_exchange(features, self._batch_requirements.is_weighted)
         try:
+            if isinstance(features, KeyedJaggedTensor):
+                self._batch_requirements.check_lengths(features)
+                if self._exchanged_dtypes is not None:
+                    self._exchanged_dtypes.check(features)
             distributed = super().input_dist(ctx, features)
         except Exception as error:
             self._batch_requirements.explain(features, error)
