@@ -57,7 +57,7 @@ class Workload:
         return TTSpec.suggest(
             self.num_embeddings,
             self.embedding_dim,
-            tt_rank=self.tt_ranks,
+            tt_ranks=self.tt_ranks,
             p_shapes=self.p_shapes,
             q_shapes=self.q_shapes,
             name=self.name,

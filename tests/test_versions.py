@@ -87,7 +87,7 @@ def test_light_layers_import_without_torchrec_and_fbgemm() -> None:
         "import sys\n"
         "sys.modules.update(torchrec=None, fbgemm_gpu=None)\n"
         "import torchrec_flowtt.config, torchrec_flowtt.modules\n"
-        "torchrec_flowtt.TTSpec.suggest(1000, 16, tt_rank=4)\n"
+        "torchrec_flowtt.TTSpec.suggest(1000, 16, tt_ranks=4)\n"
         "for name in ('FlowTTEmbeddingBagConfig', 'FlowTTEmbeddingShardingPlanner'):\n"
         "    try:\n"
         "        getattr(torchrec_flowtt, name)\n"

@@ -4,7 +4,7 @@ Importing the package checks the torch version and loads nothing else. Names bel
 first use, so that shapes, operators, functions and modules work without TorchRec or FBGEMM.
 
 >>> import torchrec_flowtt
->>> spec = torchrec_flowtt.TTSpec.suggest(10_000_000, 128, tt_rank=32)
+>>> spec = torchrec_flowtt.TTSpec.suggest(10_000_000, 128, tt_ranks=32)
 >>> spec.num_cores
 3
 """

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import warnings
 
 import pytest
 import torch
@@ -68,7 +69,7 @@ def test_keeps_the_factors_given() -> None:
         ({"p_shapes": (9, 10, 10)}, ("ads", "p_shapes", "1000", "900")),
         ({"q_shapes": (2, 2, 2)}, ("ads", "q_shapes", "16")),
         ({"p_shapes": (100, 10), "num_cores": 3}, ("ads", "p_shapes", "3")),
-        ({"tt_ranks": (0, 4)}, ("ads", "tt_rank")),
+        ({"tt_ranks": (0, 4)}, ("ads", "tt_ranks")),
         ({"num_cores": 5, "tt_ranks": 4}, ("ads", "num_cores", "5")),
         ({"data_type": DataType.INT8}, ("ads", "data_type", "INT8")),
         ({"pooling": PoolingType.NONE}, ("ads", "pooling")),
@@ -84,6 +85,51 @@ def test_refuses_what_a_tt_table_cannot_be(changes: dict, parts: tuple[str, ...]
         config(**changes)
     for part in parts:
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("argument", ["num_embeddings", "embedding_dim"])
+@pytest.mark.parametrize("value", [0, -1, 2.5, True, None, "10"])
+def test_impossible_sizes_are_called_that(argument: str, value: object) -> None:
+    with pytest.raises((ValueError, TypeError), match=f"'ads': {argument} must be") as caught:
+        config(**{argument: value})
+    assert repr(value) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "ranks", [0, -1, 2.5, True, "32", (), (8,), (8, 4, 2, 1), (0, 4), (8, 2.5), (8, None)]
+)
+def test_impossible_ranks_are_called_as_they_were_given(ranks: object) -> None:
+    with pytest.raises((ValueError, TypeError), match=r"'ads': tt_ranks\b"):
+        config(tt_ranks=ranks, num_cores=3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        # Three cores of 10 x 2, 10 x 2, 10 x 4 for 1000 x 16.
+        ({"tt_ranks": (20, 40)}, ("(20, 40)", "save nothing", "18000", "16000", "(20, 40)")),
+        ({"tt_ranks": (21, 1)}, ("(21, 1)", "higher", "(20, 40)")),
+        ({"tt_ranks": (1, 41)}, ("(1, 41)", "higher", "(20, 40)")),
+        ({"tt_ranks": 10**6}, ("(1000000, 1000000)", "20000060000000", "16000", "(20, 40)")),
+        # Two cores of 4 x 2, 4 x 4 of rank 8 for 16 x 8.
+        ({"tt_ranks": (8,), "num_embeddings": 16, "embedding_dim": 8}, ("(8,)", "192", "128")),
+    ],
+)
+def test_wasteful_ranks_are_warned_of(changes: dict, parts: tuple[str, ...]) -> None:
+    with pytest.warns(UserWarning, match="'ads'") as caught:
+        config(**changes)
+    assert len(caught) == 1
+    for part in parts:
+        assert part in str(caught[0].message)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"tt_ranks": (20, 30)}, {"tt_ranks": (1,)}, {"tt_ranks": (12, 40)}]
+)
+def test_useful_ranks_are_not_warned_of(changes: dict) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        config(**changes)
 
 
 def test_init_variance_is_that_of_the_uniform_range() -> None:

@@ -103,5 +103,5 @@ def test_refuses_what_would_be_ignored(params: dict, parts: tuple[str, ...]) -> 
     ],
 )
 def test_state_bytes(optimizer: OptimType, values) -> None:
-    spec = TTSpec.suggest(1000, 16, tt_rank=8)
+    spec = TTSpec.suggest(1000, 16, tt_ranks=8)
     assert read({"optimizer": optimizer}, "t").state_bytes(spec) == 4 * values(spec)

@@ -94,7 +94,7 @@ def test_gradients_of_a_shared_table_add_up() -> None:
 
 @pytest.mark.parametrize("num_cores", [2, 3, 4])
 def test_indices_and_tables_beyond_32_bits(num_cores: int) -> None:
-    spec = TTSpec.suggest(2**40 - 7, 6, tt_rank=2, num_cores=num_cores)
+    spec = TTSpec.suggest(2**40 - 7, 6, tt_ranks=2, num_cores=num_cores)
     if num_cores == 2:  # rank one keeps the test small: the cores have a million slices each
         spec = TTSpec(2**40 - 7, 6, (2**20, 2**20), (2, 3), (1,))
     cores = make_cores(spec)

@@ -61,7 +61,7 @@ def test_trains_as_the_dense_table_would() -> None:
 
 def test_constructors_agree() -> None:
     by_sizes = FlowTTEmbeddingBag(1000, 16, tt_ranks=8, name="ads")
-    assert by_sizes.spec == TTSpec.suggest(1000, 16, tt_rank=8)
+    assert by_sizes.spec == TTSpec.suggest(1000, 16, tt_ranks=8)
     assert by_sizes.spec.name == "ads"
     assert (by_sizes.num_embeddings, by_sizes.embedding_dim) == (1000, 16)
     exact = FlowTTEmbeddingBag(

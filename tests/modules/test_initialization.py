@@ -41,7 +41,7 @@ def test_second_moment_of_the_whole_table_is_exact(
     variance: float,
     seed: int,
 ) -> None:
-    spec = TTSpec.suggest(num_embeddings, embedding_dim, tt_rank=tt_rank, num_cores=num_cores)
+    spec = TTSpec.suggest(num_embeddings, embedding_dim, tt_ranks=tt_rank, num_cores=num_cores)
     cores = fresh_cores(spec, variance, seed=seed)
     assert second_moment(cores) == pytest.approx(variance, rel=1e-5)
     dense = to_dense([core.double() for core in cores])
@@ -59,7 +59,7 @@ def test_second_moment_by_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("num_cores", [2, 3, 4])
 @pytest.mark.parametrize("tt_rank", [1, 8, 128])
 def test_sampled_rows_have_the_variance_and_mean_zero(num_cores: int, tt_rank: int) -> None:
-    spec = TTSpec.suggest(20_000, 32, tt_rank=tt_rank, num_cores=num_cores)
+    spec = TTSpec.suggest(20_000, 32, tt_ranks=tt_rank, num_cores=num_cores)
     variance = default_variance(spec.num_embeddings)
     cores = fresh_cores(spec, variance)
     indices = torch.randint(spec.num_embeddings, (400,), generator=torch.Generator().manual_seed(1))
@@ -76,7 +76,7 @@ def test_sampled_rows_have_the_variance_and_mean_zero(num_cores: int, tt_rank: i
 @pytest.mark.parametrize("num_cores", [2, 3, 4])
 @pytest.mark.parametrize("tt_rank", [1, 16, 100])
 def test_slices_have_the_same_norm_in_every_core(num_cores: int, tt_rank: int) -> None:
-    spec = TTSpec.suggest(10**6, 64, tt_rank=tt_rank, num_cores=num_cores)
+    spec = TTSpec.suggest(10**6, 64, tt_ranks=tt_rank, num_cores=num_cores)
     cores = fresh_cores(spec, 0.1)
     norms = [core.square().sum().item() / core.shape[0] for core in cores]
     assert max(norms) / min(norms) < 1.0001
@@ -106,7 +106,7 @@ def test_half_precision_cores_of_a_billion_rows(
 
 
 def test_numbers_that_the_dtype_cannot_hold_are_refused() -> None:
-    spec = TTSpec.suggest(1000, 16, tt_rank=8)
+    spec = TTSpec.suggest(1000, 16, tt_ranks=8)
     for variance in (1e-40, 1e40):
         with pytest.raises(ValueError, match=r"variance 1e.40 needs .* core \d .* torch.float16"):
             fresh_cores(spec, variance, torch.float16)
@@ -114,7 +114,7 @@ def test_numbers_that_the_dtype_cannot_hold_are_refused() -> None:
 
 
 def test_generator_decides_the_numbers() -> None:
-    spec = TTSpec.suggest(1000, 16, tt_rank=8)
+    spec = TTSpec.suggest(1000, 16, tt_ranks=8)
     first, again, other = (fresh_cores(spec, 1.0, seed=seed) for seed in (3, 3, 4))
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert not torch.equal(first[0], other[0])
@@ -132,15 +132,15 @@ def test_default_is_the_variance_of_torchrec() -> None:
 @pytest.mark.parametrize("variance", [0.0, -1.0, math.nan, math.inf])
 def test_variance_must_be_positive_and_finite(variance: float) -> None:
     with pytest.raises(ValueError, match="variance must be positive and finite"):
-        fresh_cores(TTSpec.suggest(10, 4, tt_rank=2), variance)
+        fresh_cores(TTSpec.suggest(10, 4, tt_ranks=2), variance)
 
 
 @pytest.mark.parametrize("variance", ["1", None, True, 1j, torch.tensor(1.0)])
 def test_variance_must_be_a_real_number(variance: object) -> None:
     with pytest.raises(TypeError, match="variance must be a real number, got "):
-        fresh_cores(TTSpec.suggest(10, 4, tt_rank=2), variance)  # type: ignore[arg-type]
+        fresh_cores(TTSpec.suggest(10, 4, tt_ranks=2), variance)  # type: ignore[arg-type]
 
 
 def test_meta_cores_are_left_alone() -> None:
-    spec = TTSpec.suggest(10**12, 64, tt_rank=64)
+    spec = TTSpec.suggest(10**12, 64, tt_ranks=64)
     initialize_tt_cores_([torch.empty(shape, device="meta") for shape in spec.core_shapes], 1.0)

@@ -92,7 +92,7 @@ def test_features_without_names() -> None:
     with pytest.raises(IndexError, match=r"got 22; table 0 is 'ads'$") as error:
         tables(names=False)(changed(INDICES, 0, 22), OFFSETS)
     assert quoted(error) == {"ads"}
-    nameless = TableBatchedFlowTTEmbeddingBags([TTSpec.suggest(100, 8, tt_rank=2)])
+    nameless = TableBatchedFlowTTEmbeddingBags([TTSpec.suggest(100, 8, tt_ranks=2)])
     with pytest.raises(IndexError, match=r"got 100$"):
         nameless(torch.tensor([100]), torch.tensor([0, 1]))
 

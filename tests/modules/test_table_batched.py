@@ -155,7 +155,7 @@ def test_conversion_keeps_the_optimizer_state_in_full_precision(optimizer: str) 
 
 
 def test_meta_construction_then_initialisation() -> None:
-    huge = TTSpec.suggest(10**12, 64, tt_rank=64, name="huge")
+    huge = TTSpec.suggest(10**12, 64, tt_ranks=64, name="huge")
     tables = TableBatchedFlowTTEmbeddingBags([huge, ADS], optimizer="adam", device="meta")
     assert all(tensor.is_meta for tensor in all_tensors(tables))
     small = TableBatchedFlowTTEmbeddingBags(

@@ -39,7 +39,7 @@ def test_counts_of_the_worked_shape() -> None:
 
 
 def test_counts_do_not_overflow_64_bits() -> None:
-    spec = TTSpec.suggest(2**40, 4096, tt_rank=1024, num_cores=2)
+    spec = TTSpec.suggest(2**40, 4096, tt_ranks=1024, num_cores=2)
     assert spec.num_embeddings * spec.embedding_dim == 2**52
     assert spec.num_parameters == 2**20 * 64 * 1024 * 2
 
@@ -106,18 +106,18 @@ def test_errors_name_table_argument_and_values(
     num_embeddings=st.integers(1, 2**50),
     embedding_dim=st.integers(1, 2048),
     num_cores=st.integers(2, 4),
-    tt_rank=st.integers(1, 256),
+    tt_ranks=st.integers(1, 256),
 )
 def test_suggest_by_rank(
-    num_embeddings: int, embedding_dim: int, num_cores: int, tt_rank: int
+    num_embeddings: int, embedding_dim: int, num_cores: int, tt_ranks: int
 ) -> None:
-    spec = TTSpec.suggest(num_embeddings, embedding_dim, tt_rank=tt_rank, num_cores=num_cores)
+    spec = TTSpec.suggest(num_embeddings, embedding_dim, tt_ranks=tt_ranks, num_cores=num_cores)
     assert spec.num_cores == num_cores
-    assert spec.tt_ranks == (tt_rank,) * (num_cores - 1)
+    assert spec.tt_ranks == (tt_ranks,) * (num_cores - 1)
     assert math.prod(spec.q_shapes) == embedding_dim
     assert math.prod(spec.p_shapes) >= num_embeddings
     assert spec == TTSpec.suggest(
-        num_embeddings, embedding_dim, tt_rank=tt_rank, num_cores=num_cores
+        num_embeddings, embedding_dim, tt_ranks=tt_ranks, num_cores=num_cores
     )
 
 
@@ -131,7 +131,7 @@ def test_suggest_by_rank(
 def test_suggest_by_bytes_takes_the_largest_rank_that_fits(
     num_embeddings: int, embedding_dim: int, num_cores: int, max_bytes: int, dtype: torch.dtype
 ) -> None:
-    smallest = TTSpec.suggest(num_embeddings, embedding_dim, tt_rank=1, num_cores=num_cores)
+    smallest = TTSpec.suggest(num_embeddings, embedding_dim, tt_ranks=1, num_cores=num_cores)
     if smallest.num_bytes(dtype) > max_bytes:
         with pytest.raises(ValueError, match="even rank 1 needs"):
             TTSpec.suggest(
@@ -154,41 +154,41 @@ def test_suggest_by_bytes_takes_the_largest_rank_that_fits(
 
 
 def test_suggest_known_tables() -> None:
-    spec = TTSpec.suggest(10_000_000, 128, tt_rank=32)
+    spec = TTSpec.suggest(10_000_000, 128, tt_ranks=32)
     assert (spec.p_shapes, spec.q_shapes) == ((216, 215, 216), (4, 4, 8))
     assert math.prod(spec.p_shapes) / 10_000_000 < 1.005
-    assert TTSpec.suggest(10_000_000, 128, tt_rank=32, num_cores=2).q_shapes == (8, 16)
-    assert TTSpec.suggest(1, 1, tt_rank=1).num_parameters == 3
+    assert TTSpec.suggest(10_000_000, 128, tt_ranks=32, num_cores=2).q_shapes == (8, 16)
+    assert TTSpec.suggest(1, 1, tt_ranks=1).num_parameters == 3
 
 
 def test_suggest_keeps_what_is_given() -> None:
-    spec = TTSpec.suggest(1000, 16, tt_rank=(8, 4), p_shapes=(10, 10, 10), q_shapes=(2, 2, 4))
+    spec = TTSpec.suggest(1000, 16, tt_ranks=(8, 4), p_shapes=(10, 10, 10), q_shapes=(2, 2, 4))
     assert spec == TTSpec(**VALID)
-    assert TTSpec.suggest(1000, 16, tt_rank=(8,)).num_cores == 2
-    assert TTSpec.suggest(1000, 16, tt_rank=np.int64(8), q_shapes=(2, 8)).num_cores == 2  # type: ignore[arg-type]
-    assert TTSpec.suggest(1000, 16, tt_rank=8, name="ads").name == "ads"
-    assert TTSpec.suggest(1000, 16, tt_rank=8, max_bytes=10**6).tt_ranks == (8, 8)
+    assert TTSpec.suggest(1000, 16, tt_ranks=(8,)).num_cores == 2
+    assert TTSpec.suggest(1000, 16, tt_ranks=np.int64(8), q_shapes=(2, 8)).num_cores == 2  # type: ignore[arg-type]
+    assert TTSpec.suggest(1000, 16, tt_ranks=8, name="ads").name == "ads"
+    assert TTSpec.suggest(1000, 16, tt_ranks=8, max_bytes=10**6).tt_ranks == (8, 8)
 
 
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        ({}, ValueError, ["tt_rank or max_bytes"]),
-        ({"tt_rank": 0}, ValueError, ["tt_rank", "positive", "got 0"]),
-        ({"tt_rank": 2.0}, TypeError, ["tt_rank", "integer", "2.0 (float)"]),
-        ({"tt_rank": True}, TypeError, ["tt_rank", "integer", "True (bool)"]),
-        ({"tt_rank": (4,), "num_cores": 3}, ValueError, ["tt_rank", "2 inner ranks", "got 1"]),
-        ({"tt_rank": (1, 1, 1, 1)}, ValueError, ["num_cores", "2 to 4", "got 5"]),
-        ({"tt_rank": 4, "num_cores": 5}, ValueError, ["num_cores", "2 to 4", "got 5"]),
-        ({"tt_rank": 4, "num_cores": 1}, ValueError, ["num_cores", "2 to 4", "got 1"]),
+        ({}, ValueError, ["tt_ranks or max_bytes"]),
+        ({"tt_ranks": 0}, ValueError, ["tt_ranks", "positive", "got 0"]),
+        ({"tt_ranks": 2.0}, TypeError, ["tt_ranks", "integer", "2.0 (float)"]),
+        ({"tt_ranks": True}, TypeError, ["tt_ranks", "integer", "True (bool)"]),
+        ({"tt_ranks": (4,), "num_cores": 3}, ValueError, ["tt_ranks", "2 inner ranks", "got 1"]),
+        ({"tt_ranks": (1, 1, 1, 1)}, ValueError, ["num_cores", "2 to 4", "got 5"]),
+        ({"tt_ranks": 4, "num_cores": 5}, ValueError, ["num_cores", "2 to 4", "got 5"]),
+        ({"tt_ranks": 4, "num_cores": 1}, ValueError, ["num_cores", "2 to 4", "got 1"]),
         (
-            {"tt_rank": 4, "p_shapes": (40, 40), "num_cores": 3},
+            {"tt_ranks": 4, "p_shapes": (40, 40), "num_cores": 3},
             ValueError,
             ["p_shapes", "3 factors", "got 2"],
         ),
-        ({"tt_rank": 4, "p_shapes": (9, 9, 9)}, ValueError, ["p_shapes", "at least", "1000"]),
+        ({"tt_ranks": 4, "p_shapes": (9, 9, 9)}, ValueError, ["p_shapes", "at least", "1000"]),
         ({"max_bytes": 100}, ValueError, ["max_bytes 100", "rank 1", "float32"]),
-        ({"tt_rank": 64, "max_bytes": 500}, ValueError, ["max_bytes is 500", "(64, 64)"]),
+        ({"tt_ranks": 64, "max_bytes": 500}, ValueError, ["max_bytes is 500", "(64, 64)"]),
         ({"max_bytes": -1}, ValueError, ["max_bytes", "positive", "got -1"]),
     ],
 )

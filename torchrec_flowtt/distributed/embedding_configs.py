@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -64,6 +65,10 @@ class FlowTTEmbeddingBagConfig(EmbeddingBagConfig):
             cannot honour (an ``init_fn`` of one's own, an 8-bit data type, virtual tables,
             pruning).
 
+    Warns:
+        UserWarning: if the cores hold no fewer elements than the uncompressed table, or a rank is
+            higher than any table of this shape can need.
+
     Example:
         >>> config = FlowTTEmbeddingBagConfig(
         ...     name="ads", num_embeddings=10_000, embedding_dim=16, feature_names=["ad_id"],
@@ -88,6 +93,9 @@ class FlowTTEmbeddingBagConfig(EmbeddingBagConfig):
             )
         self.init_fn = _NoDenseWeight(self.name)
         super().__post_init__()
+        # First, as the range of initial weights that is read below depends on num_embeddings.
+        self.tt_spec = self._resolve_spec()
+        self.num_cores = self.tt_spec.num_cores
         for name in _REFUSED_FIELDS:
             if getattr(self, name, None):
                 raise ValueError(
@@ -109,8 +117,7 @@ class FlowTTEmbeddingBagConfig(EmbeddingBagConfig):
                 f"table {self.name!r}: weight_init_min must be below weight_init_max, got "
                 f"{low} and {high}"
             )
-        self.tt_spec = self._resolve_spec()
-        self.num_cores = self.tt_spec.num_cores
+        self._warn_of_wasteful_ranks()
 
     def _resolve_spec(self) -> TTSpec:
         if self.tt_ranks is None:
@@ -121,11 +128,28 @@ class FlowTTEmbeddingBagConfig(EmbeddingBagConfig):
         return TTSpec.suggest(
             self.num_embeddings,
             self.embedding_dim,
-            tt_rank=self.tt_ranks,
+            tt_ranks=self.tt_ranks,
             num_cores=self.num_cores,
             p_shapes=self.p_shapes,
             q_shapes=self.q_shapes,
             name=self.name,
+        )
+
+    def _warn_of_wasteful_ranks(self) -> None:
+        spec, useful = self.tt_spec, self.tt_spec.max_useful_ranks
+        elements = self.num_embeddings * self.embedding_dim
+        if spec.num_parameters >= elements:
+            fault = "save nothing"
+        elif any(rank > limit for rank, limit in zip(spec.tt_ranks, useful, strict=True)):
+            fault = "are higher than needed"
+        else:
+            return
+        warnings.warn(
+            f"TT table {self.name!r} of {self.num_embeddings} x {self.embedding_dim}: tt_ranks "
+            f"{spec.tt_ranks} {fault}. The cores hold {spec.num_parameters} elements, the "
+            f"uncompressed table would hold {elements}, and ranks {useful} represent any table of "
+            "this shape exactly.",
+            stacklevel=4,
         )
 
     @property

@@ -76,7 +76,7 @@ class TTTable(nn.Module):
             spec = TTSpec.suggest(
                 num_embeddings,
                 embedding_dim,
-                tt_rank=tt_ranks,
+                tt_ranks=tt_ranks,
                 num_cores=num_cores,
                 p_shapes=p_shapes,
                 q_shapes=q_shapes,

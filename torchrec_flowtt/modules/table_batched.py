@@ -62,8 +62,8 @@ class TableBatchedFlowTTEmbeddingBags(nn.Module):
 
     Example: two features share table 0, one reads table 1; B = 2.
 
-    >>> ads = TTSpec.suggest(1000, 16, tt_rank=8, name="ads")
-    >>> users = TTSpec.suggest(500, 8, tt_rank=4, name="users")
+    >>> ads = TTSpec.suggest(1000, 16, tt_ranks=8, name="ads")
+    >>> users = TTSpec.suggest(500, 8, tt_ranks=4, name="users")
     >>> tables = TableBatchedFlowTTEmbeddingBags(
     ...     [ads, users], feature_table_map=[0, 0, 1], optimizer="exact_adagrad"
     ... )

@@ -132,7 +132,7 @@ class TTSpec:
         num_embeddings: int,
         embedding_dim: int,
         *,
-        tt_rank: int | Sequence[int] | None = None,
+        tt_ranks: int | Sequence[int] | None = None,
         num_cores: int | None = None,
         p_shapes: Sequence[int] | None = None,
         q_shapes: Sequence[int] | None = None,
@@ -151,16 +151,16 @@ class TTSpec:
         Args:
             num_embeddings: N, rows of the table.
             embedding_dim: D, columns of the table.
-            tt_rank: one rank for all inner bonds, or one for each. Kept as given, even if larger
+            tt_ranks: one rank for all inner bonds, or one for each. Kept as given, even if larger
                 than useful.
             num_cores: d, 2 to 4. Default: as many as `p_shapes`, `q_shapes` or a sequence of ranks
                 implies, else 3.
             p_shapes: row factors to use in place of the chosen ones.
             q_shapes: column factors to use in place of the chosen ones.
-            max_bytes: upper limit of the cores' bytes. Without `tt_rank`, the largest uniform rank
+            max_bytes: upper limit of the cores' bytes. Without `tt_ranks`, the largest uniform rank
                 that fits is taken; no bond gets more than its maximal useful rank,
                 ``min(prod_(k<=b) p_k q_k, prod_(k>b) p_k q_k)``, with which any table can be
-                represented. With `tt_rank`, the limit is only checked.
+                represented. With `tt_ranks`, the limit is only checked.
             dtype: dtype of the cores, for `max_bytes`.
             name: name of the table.
 
@@ -169,10 +169,10 @@ class TTSpec:
 
         Raises:
             TypeError: an argument has the wrong type.
-            ValueError: an argument is out of range, neither `tt_rank` nor `max_bytes` was given, or
-                no rank fits the budget.
+            ValueError: an argument is out of range, neither `tt_ranks` nor `max_bytes` was given,
+                or no rank fits the budget.
 
-        >>> spec = TTSpec.suggest(10_000_000, 128, tt_rank=32)
+        >>> spec = TTSpec.suggest(10_000_000, 128, tt_ranks=32)
         >>> spec.p_shapes, spec.q_shapes, spec.tt_ranks
         ((216, 215, 216), (4, 4, 8), (32, 32))
         >>> round(spec.compression_ratio)
@@ -188,10 +188,10 @@ class TTSpec:
         if q_shapes is not None:
             q_shapes = positive_integers(q_shapes, "q_shapes", where)
         ranks: int | tuple[int, ...] | None = None
-        if isinstance(tt_rank, Sequence):
-            ranks = positive_integers(tt_rank, "tt_rank", where)
-        elif tt_rank is not None:
-            ranks = positive_integer(tt_rank, "tt_rank", where)
+        if isinstance(tt_ranks, Sequence):
+            ranks = positive_integers(tt_ranks, "tt_ranks", where)
+        elif tt_ranks is not None:
+            ranks = positive_integer(tt_ranks, "tt_ranks", where)
         if max_bytes is not None:
             max_bytes = positive_integer(max_bytes, "max_bytes", where)
 
@@ -206,7 +206,7 @@ class TTSpec:
         )
         if ranks is None:
             if max_bytes is None:
-                raise ValueError(f"{where}: give tt_rank or max_bytes, got neither")
+                raise ValueError(f"{where}: give tt_ranks or max_bytes, got neither")
             return _largest_fitting(build, cores, max_bytes, dtype, where)
         spec = build((ranks,) * (cores - 1) if isinstance(ranks, int) else ranks)
         if max_bytes is not None and spec.num_bytes(dtype) > max_bytes:
@@ -300,7 +300,7 @@ def _num_cores(
             )
     if isinstance(ranks, tuple) and len(ranks) != num_cores - 1:
         raise ValueError(
-            f"{where}: tt_rank must have {num_cores - 1} inner ranks for {num_cores} cores, "
+            f"{where}: tt_ranks must have {num_cores - 1} inner ranks for {num_cores} cores, "
             f"got {len(ranks)}: {ranks}"
         )
     return num_cores

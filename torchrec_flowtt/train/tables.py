@@ -104,7 +104,7 @@ def _spec(name: str, rows: int, dim: int, rule: TableRule) -> TTSpec:
         return TTSpec.suggest(
             rows,
             dim,
-            tt_rank=rule.resolved_tt_ranks,
+            tt_ranks=rule.resolved_tt_ranks,
             num_cores=rule.resolved_num_cores,
             p_shapes=rule.p_shapes,
             q_shapes=rule.q_shapes,
