@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
@@ -24,6 +25,7 @@ from tests.distributed.sharded_models import (
     ADAGRAD,
     TABLES,
     Model,
+    Table,
     batch,
     plan_for,
     shard,
@@ -112,6 +114,41 @@ def wrong_fused_params() -> None:
     )
     refused(ValueError, "tt_", "gradient_clipping")(
         sharding_with(plan, {**ADAGRAD, "gradient_clipping": True})
+    )
+
+
+def fused_optimizers_without_cpu_kernel() -> None:
+    """All that FBGEMM has no CPU kernel for, on tables of every kind that takes a fused one."""
+    on_cpu = (
+        "exact_sgd",
+        "exact_adagrad",
+        "exact_row_wise_adagrad",
+        "ema_in_place_row_wise_adagrad",
+    )
+    for place in ("tw1", "rw", "cw"):
+        tables = [Table("fb", place, ["a"], tt=False), Table("other", "dp", ["b"], tt=False)]
+        for optimizer in EmbOptimType:
+            fused_params = {"optimizer": optimizer, "learning_rate": 0.1}
+            if optimizer.value in on_cpu:
+                shard(tables, fused_params)
+                continue
+            refused(ValueError, "'fb'", f"'{optimizer.value}'", "'exact_adagrad'", "data_parallel")(
+                functools.partial(shard, tables, fused_params)
+            )
+    refused(ValueError, "'fb_tw'", "'adam'")(
+        functools.partial(shard, TABLES, {"optimizer": EmbOptimType.ADAM})
+    )
+    tt_and_dp = [table for table in TABLES if table.tt or table.place == "dp"]
+    shard(tt_and_dp, {"optimizer": EmbOptimType.ADAM})
+
+
+def fused_optimizers_set_on_parameters() -> None:
+    model = unsharded()
+    _apply_optimizer_in_backward(torch.optim.Adam, model.parameters(), {"lr": 0.1})
+    refused(ValueError, "'fb_tw'", "'adam'")(
+        lambda: DistributedModelParallel(
+            model, plan=plan_for(model, TABLES), sharders=sharders(), device=torch.device("cpu")
+        )
     )
 
 
@@ -232,6 +269,8 @@ if __name__ == "__main__":
                 torchrec_planner,
                 wrong_plans,
                 wrong_fused_params,
+                fused_optimizers_without_cpu_kernel,
+                fused_optimizers_set_on_parameters,
                 planning_errors_reach_every_rank,
                 wrong_collections_and_sharders,
                 two_dimensional_parallelism,

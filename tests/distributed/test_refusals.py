@@ -11,6 +11,8 @@ CHECKS = [
     "torchrec_planner",
     "wrong_plans",
     "wrong_fused_params",
+    "fused_optimizers_without_cpu_kernel",
+    "fused_optimizers_set_on_parameters",
     "planning_errors_reach_every_rank",
     "wrong_collections_and_sharders",
     "two_dimensional_parallelism",

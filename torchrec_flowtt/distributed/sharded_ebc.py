@@ -19,6 +19,7 @@ from torchrec_flowtt.distributed import compat
 from torchrec_flowtt.distributed.batch_forms import for_exchange
 from torchrec_flowtt.distributed.batch_requirements import BatchRequirements
 from torchrec_flowtt.distributed.core_states import CorePlacement, local_core
+from torchrec_flowtt.distributed.cpu_optimizers import refuse_optimizers_without_cpu_kernel
 from torchrec_flowtt.distributed.ebc import FlowTTEmbeddingBagCollection
 from torchrec_flowtt.distributed.embedding_configs import FlowTTEmbeddingBagConfig
 from torchrec_flowtt.distributed.exchanged_dtypes import ExchangedDtypes
@@ -160,24 +161,29 @@ class ShardedFlowTTEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         """The sharding of the tables of one sharding type.
 
         Raises:
-            ValueError: if a TT table has fused parameters that TT tables cannot honour.
+            ValueError: if a TT table has fused parameters that TT tables cannot honour, or an
+                uncompressed one a fused optimizer that FBGEMM does not have on the CPU.
         """
         specs = tt_specs_of(sharding_infos)
+        sharding_type = sharding_infos[0].param_sharding.sharding_type
+        is_data_parallel = sharding_type == ShardingType.DATA_PARALLEL.value
+        if not is_data_parallel:
+            # Every rank sees every table here, while kernels are built on their own rank only.
+            for info in sharding_infos:
+                if info.embedding_config.name in specs:
+                    FusedOptimizerParams.from_fused_params(
+                        info.fused_params, info.embedding_config.name
+                    )
+            if device is not None and device.type == "cpu":
+                refuse_optimizers_without_cpu_kernel(sharding_infos)
         if not specs:
             return super().create_embedding_bag_sharding(
                 sharding_infos, env, device, permute_embeddings, qcomm_codecs_registry
             )
-        sharding_type = sharding_infos[0].param_sharding.sharding_type
         if device is not None and device.type == "meta":
             compat.place_on_meta(sharding_infos)
-        if sharding_type == ShardingType.DATA_PARALLEL.value:
+        if is_data_parallel:
             return FlowTTDpPooledEmbeddingSharding(sharding_infos, env, device)
-        for info in sharding_infos:
-            # Every rank sees every table here, while kernels are built on their own rank only.
-            if info.embedding_config.name in specs:
-                FusedOptimizerParams.from_fused_params(
-                    info.fused_params, info.embedding_config.name
-                )
         return FlowTTTwPooledEmbeddingSharding(
             sharding_infos,
             env,
