@@ -63,7 +63,10 @@ class ClickModel(nn.Module):
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
         """Logits ``[B]``."""
-        return self.dense(self.sparse(features).values()).squeeze(-1)
+        pooled = self.sparse(features)
+        # By key: the order of the columns in values() depends on the sharding plan.
+        both = torch.cat([pooled["ad_id"], pooled["country"]], dim=1)
+        return self.dense(both).squeeze(-1)
 
 
 def random_batch(device: torch.device) -> tuple[KeyedJaggedTensor, torch.Tensor]:

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -221,6 +222,22 @@ def optimizer_state_between_shardings(optimizer: str):
     return check
 
 
+def uncompressed_tables_keep_their_sharding() -> None:
+    """Whatever they are sharded as, and whether TT tables are named beside them."""
+    job = Job(tables("tw0", "tw1", "dp"), OPTIMIZERS["adagrad"])
+    job.train(range(1))
+    state = job.state()["optimizer"]
+    before = {key: dict(entry) for key, entry in state["state"].items()}
+    for names in (["fb_tw"], ["fb_dp"], ["tt_a", "fb_dp", "fb_tw"]):
+        # A rank lists the fused state of its own uncompressed tables only.
+        listed = [n for n in names if f"sparse.embedding_bags.{n}.weight" in before]
+        error = ValueError if any(n.startswith("fb") for n in listed) else KeyError
+        with pytest.raises(error, match="fb_"), saved_in_other_sharding(state, names):
+            pass
+        assert set(state["state"]) == set(before)
+        assert all(set(state["state"][key]) == set(before[key]) for key in before)
+
+
 def state_keys() -> None:
     job = Job(tables("tw0", "tw1", "dp", fbgemm="dp"), OPTIMIZERS["adam"])
     job.train(range(2))
@@ -329,6 +346,7 @@ if __name__ == "__main__":
             {
                 "save_for_other_world_sizes": save_for_other_world_sizes,
                 "state_keys": state_keys,
+                "uncompressed_tables_keep_their_sharding": uncompressed_tables_keep_their_sharding,
                 "learning_rate": learning_rate,
                 "resume_adagrad": resume_same_plan("adagrad"),
                 "resume_row_wise_adagrad": resume_same_plan("row_wise_adagrad"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import runpy
 from collections.abc import Iterator
 from unittest import mock
 
@@ -31,7 +32,7 @@ from tests.distributed.sharded_models import (
     topology,
     unsharded,
 )
-from tests.distributed.torchrun_launcher import run_on_rank
+from tests.distributed.torchrun_launcher import REPOSITORY, run_on_rank
 from torchrec_flowtt.distributed import (
     FlowTTEmbeddingBagCollection,
     FlowTTEmbeddingBagCollectionSharder,
@@ -226,6 +227,29 @@ def never_allocates_the_table() -> None:
     assert pooled.shape == (2, 128)
 
 
+def example_predicts_the_same_under_every_plan() -> None:
+    """One state of the example's model, loaded unsharded and under plans of both tables."""
+    example = runpy.run_path(str(REPOSITORY / "examples" / "mixed_tables.py"))
+    model = example["ClickModel"]().to_empty(device="cpu")
+    generator = torch.Generator().manual_seed(7)
+    for parameter in model.parameters():
+        nn.init.uniform_(parameter, -0.5, 0.5, generator)
+    features, _ = example["random_batch"](torch.device("cpu"))
+    expected = model(features).detach()
+    orders = set()
+    for ads in ("tw0", "tw1", "dp"):
+        for country in ("tw0", "tw1", "rw", "cw", "dp"):
+            model_to_shard = example["ClickModel"]()
+            places = [Table("ads", ads, []), Table("country", country, [], tt=False)]
+            sharded = DistributedModelParallel(
+                model_to_shard, plan=plan_for(model_to_shard, places), sharders=sharders()
+            )
+            sharded.load_state_dict(model.state_dict())
+            torch.testing.assert_close(sharded(features).detach(), expected)
+            orders.add(tuple(sharded.module.sparse(features).keys()))
+    assert len(orders) == 2, orders
+
+
 if __name__ == "__main__":
     run_on_rank(
         {
@@ -237,6 +261,7 @@ if __name__ == "__main__":
                 starts_as_configured,
                 weights_of_a_model_on_an_accelerator_are_kept,
                 never_allocates_the_table,
+                example_predicts_the_same_under_every_plan,
             )
         }
     )

@@ -11,6 +11,7 @@ from tests.distributed.torchrun_launcher import Outcomes, run_script
 CHECKS = [
     "save_for_other_world_sizes",
     "state_keys",
+    "uncompressed_tables_keep_their_sharding",
     "learning_rate",
     "resume_adagrad",
     "resume_row_wise_adagrad",

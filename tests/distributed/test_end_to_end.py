@@ -13,6 +13,7 @@ CHECKS = [
     "starts_as_configured",
     "weights_of_a_model_on_an_accelerator_are_kept",
     "never_allocates_the_table",
+    "example_predicts_the_same_under_every_plan",
 ]
 
 

@@ -23,18 +23,24 @@ import torch
 from torch.distributed.tensor import DTensor
 from torchrec.distributed.types import ShardedTensor
 
+from torchrec_flowtt.shapes.arguments import quoted_names
+
 _CORE_KEY = re.compile(r"(?:^|\.)embedding_bags\.(?P<table>.+)\.tt_cores\.\d+$")
+_WEIGHT_KEY = re.compile(r"(?:^|\.)embedding_bags\.(?P<table>.+)\.weight$")
 _FIRST = ("sum", "exp_avg")
 _SECOND = "exp_avg_sq"
 
 
 @contextlib.contextmanager
 def saved_in_other_sharding(
-    optimizer_state: dict[str, Any], tables: Collection[str]
+    optimizer_state: dict[str, Any], tt_tables: Collection[str]
 ) -> Iterator[dict[str, Any]]:
     """Load the optimizer state of TT tables that were sharded the other way when it was saved.
 
-    Inside the ``with`` block, the entries of `tables` have the names and shapes of the other
+    Uncompressed tables are not covered: their optimizer state loads into the sharding it was saved
+    in only.
+
+    Inside the ``with`` block, the entries of `tt_tables` have the names and shapes of the other
     sharding: of data-parallel ones if they are table-wise now, and the reverse. The tensors are
     those of the optimizer, so what is loaded into them is in place; at the end the names are put
     back, the step counts included.
@@ -42,22 +48,22 @@ def saved_in_other_sharding(
     Args:
         optimizer_state: state dict of a TorchRec ``KeyedOptimizer``, changed in place. Dense
             optimizers must have their state already (``init_state()``).
-        tables: names of the tables that changed their sharding.
+        tt_tables: names of the TT tables that changed their sharding.
 
     Raises:
         KeyError: if the state has no entry of a table.
-        ValueError: if a table's optimizer has no counterpart: row-wise Adagrad keeps one number
-            a core slice, which no torch optimizer does.
+        ValueError: if a table is uncompressed, or its optimizer has no counterpart: row-wise
+            Adagrad keeps one number a core slice, which no torch optimizer does.
 
     Example::
 
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        with saved_in_other_sharding(state["optimizer"], tables=["ads"]):
+        with saved_in_other_sharding(state["optimizer"], tt_tables=["ads"]):
             dcp.load(state, checkpoint_id=folder)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
     """
-    entries = _entries(optimizer_state, tables)
+    entries = _entries(optimizer_state, tt_tables)
     renamed = {key: _renamed(key, table, optimizer_state) for key, table in entries.items()}
     originals = {key: optimizer_state["state"][key] for key in entries}
     state = optimizer_state["state"]
@@ -79,6 +85,13 @@ def saved_in_other_sharding(
 def _entries(optimizer_state: dict[str, Any], tables: Collection[str]) -> dict[str, str]:
     found = {key: _CORE_KEY.search(key) for key in optimizer_state["state"]}
     entries = {key: match["table"] for key, match in found.items() if match is not None}
+    uncompressed = {match["table"] for match in map(_WEIGHT_KEY.search, found) if match is not None}
+    wrong = sorted(uncompressed & set(tables))
+    if wrong:
+        raise ValueError(
+            f"tt_tables must name TT tables, got the uncompressed {quoted_names(wrong)}: their "
+            "optimizer state loads into the sharding it was saved in only"
+        )
     missing = sorted(set(tables) - set(entries.values()))
     # No entry of any TT table: they train data-parallel with SGD, which has no state.
     if missing and entries:
