@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from tests.distributed.bad_batches import KEYS, TABLES, assert_says, batch
+from tests.distributed.sharded_models import variable_batch
 from torchrec_flowtt.distributed import FlowTTEmbeddingBagCollection
+from torchrec_flowtt.distributed.batch_forms import for_exchange, for_lookup
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 BY_TABLES = {
@@ -99,3 +102,33 @@ def test_weights_that_are_not_used_may_be_anything() -> None:
     ebc = collection()
     for weights in (torch.ones(3), torch.arange(100)):
         assert torch.equal(ebc(batch(weights=weights)).values(), ebc(batch()).values())
+
+
+@pytest.mark.parametrize("prepare", [for_lookup, for_exchange])
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_variable_batches_keep_their_bags(prepare: Callable, is_weighted: bool) -> None:
+    features, _ = variable_batch(TABLES, rank=0, step=0)
+    weights = torch.rand(features.values().numel(), dtype=torch.float64)
+    weighted = KeyedJaggedTensor(
+        features.keys(),
+        features.values(),
+        weights,
+        features.lengths(),
+        stride_per_key_per_rank=features.stride_per_key_per_rank(),
+        inverse_indices=features.inverse_indices(),
+    )
+    prepared = prepare(weighted, is_weighted)
+    assert (prepared.weights_or_none() is not None) == is_weighted
+    assert prepared.keys() == features.keys()
+    assert prepared.values() is features.values()
+    assert prepared.lengths() is features.lengths()
+    assert prepared.stride_per_key_per_rank() == features.stride_per_key_per_rank()
+    assert prepared.inverse_indices() is weighted.inverse_indices()
+    assert prepared.stride() == features.stride()
+
+
+def test_batches_that_need_no_other_form_are_passed_on() -> None:
+    for weighted in (False, True):
+        features = batch(weighted)
+        assert for_lookup(features, weighted) is features
+        assert for_exchange(features, weighted) is features
