@@ -103,7 +103,9 @@ class ShardedFlowTTEmbeddingBagCollection(ShardedEmbeddingBagCollection):
             features = for_exchange(features, self._batch_requirements.is_weighted)
         try:
             if isinstance(features, KeyedJaggedTensor):
-                self._batch_requirements.check_lengths(features)
+                # On a GPU only an exchange reads the lengths anyway.
+                if self._exchanged_dtypes is not None or features.values().device.type == "cpu":
+                    self._batch_requirements.check_lengths(features)
                 if self._exchanged_dtypes is not None:
                     self._exchanged_dtypes.check(features)
             distributed = super().input_dist(ctx, features)
