@@ -131,6 +131,13 @@ def gradients(cores: Sequence[Tensor], bags: Bags, grad_output: Tensor) -> Gradi
     return Gradients(list(grads[: len(leaves)]), grads[-1] if leaf_weights is not None else None)
 
 
+def magnitudes(cores: Sequence[Tensor], bags: Bags) -> tuple[list[Tensor], Bags]:
+    """A call whose results are the sums of the magnitudes of the terms of this one's results."""
+    weights = bags.per_sample_weights
+    bags = dataclasses.replace(bags, per_sample_weights=None if weights is None else weights.abs())
+    return [core.abs() for core in cores], bags
+
+
 def touched_slices(cores: Sequence[Tensor], bags: Bags) -> list[Tensor]:
     """For each core, which slices the call looks up, ``[p_k]`` bool."""
     touched = [torch.zeros(core.shape[0], dtype=torch.bool) for core in cores]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclasses.dataclass(frozen=True)
 class Tolerance:
-    """Largest error, relative to the largest entry of the expected tensor.
+    """Largest error, relative to the largest entry of the expected tensor, or of its `terms`.
 
     Relative to the whole tensor and not to each entry, because an entry near zero is a difference
     of large terms, whose rounding errors stay.
@@ -28,7 +28,9 @@ TOLERANCES = {
 }
 
 
-def assert_close(actual: Tensor, expected: Tensor, what: str, slack: float = 1.0) -> None:
+def assert_close(
+    actual: Tensor, expected: Tensor, what: str, slack: float = 1.0, terms: Tensor | None = None
+) -> None:
     """Compares a result with its float64 reference.
 
     Args:
@@ -36,6 +38,8 @@ def assert_close(actual: Tensor, expected: Tensor, what: str, slack: float = 1.0
         expected: float64, same shape.
         what: named in the message.
         slack: factor on the tolerance, where errors grow with the number of terms.
+        terms: sums of the magnitudes of the terms of each entry. Where few entries are expected,
+            all of them may have cancelled; without it they are taken not to have.
 
     Raises:
         AssertionError: shapes differ, or an error is too large; names the worst entry.
@@ -44,7 +48,7 @@ def assert_close(actual: Tensor, expected: Tensor, what: str, slack: float = 1.0
     if expected.numel() == 0:
         return
     error = (actual.to(torch.float64) - expected).abs()
-    scale = max(expected.abs().max().item(), 1e-30)
+    scale = max((expected if terms is None else terms).abs().max().item(), 1e-30)
     allowed = TOLERANCES[actual.dtype].relative * slack * scale
     worst = int(error.argmax())
     value = error.flatten()[worst].item()
