@@ -60,20 +60,25 @@ struct EqualBags {
     return quotient + (lookup - quotient * length >= length);
   }
 
-  // offsets: of the samples' first bag. Whether that is item's bag, and as long.
+  // Whether the bags of the chunk's `count` lookups start where they must, and the next one.
+  // offsets: of the samples' first bag. The threads of a block look at some each.
   template <typename offset_t>
-  __device__ __forceinline__ bool confirms(const offset_t* offsets, int32_t item) const {
-    const uint32_t bag = bag_of(item);
-    const offset_t begin = offsets[bag];
-    const offset_t end = offsets[bag + 1];
-    return end - begin == length && begin - offsets[0] == bag * length;
+  __device__ __forceinline__ bool confirm(const offset_t* offsets, int32_t count) const {
+    const uint32_t end = bag_of(count - 1) + 1;
+    const offset_t first = offsets[0];
+    bool confirmed = true;
+#pragma unroll 4
+    for (uint32_t bag = bag_of(0) + threadIdx.x; bag <= end; bag += kPrepareThreads) {
+      confirmed &= offsets[bag] - first == static_cast<offset_t>(bag * length);
+    }
+    return confirmed;
   }
 };
 
 // In shared memory.
 struct BagMarks {
   static constexpr int kWords = kMaxChunk / 32;
-  static constexpr uint32_t kLoneMark = 0x8000;  // the bag has exactly one lookup
+  static constexpr uint32_t kLoneMark = 0x8000;
   // At the first lookup of each bag: its number from the chunk's first on | kLoneMark.
   uint16_t bag[kMaxChunk];
   uint32_t starts[kWords];     // one bit a lookup: it is its bag's first

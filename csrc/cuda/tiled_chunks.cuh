@@ -1,5 +1,4 @@
-// Which lookups a block sorts: a chunk of consecutive lookups of one feature. All launches of the
-// preparation cut the lookups in the same way.
+// Which lookups a block partitions: a chunk of consecutive lookups of one feature.
 
 #pragma once
 
@@ -21,21 +20,15 @@ static_assert(1 << kMinChunkShift == kPrepareThreads);
 constexpr int kBatch = 4;
 
 struct SortedChunk {
-  int32_t feature;      // of the group; -1: there is no such chunk
-  int32_t first;        // lookup of the range
-  int32_t count;        // at least 1
-  int32_t first_entry;  // of the feature; of the chunk if the order of the lookups is kept
+  int32_t feature;  // of the group; -1: there is no such chunk
+  int32_t first;    // lookup of the range
+  int32_t count;    // at least 1
+  int32_t first_entry;
   // If all bags of the feature's samples may have one length: this length, its reciprocal as in
   // TiledRange, and how many of the samples' lookups are before the chunk's. Otherwise 0.
   uint32_t bag_length;
   uint32_t bag_reciprocal;
   uint32_t skipped;
-};
-
-// Chunks of one feature are neighbours.
-struct FeatureChunks {
-  int32_t first;
-  int32_t count;
 };
 
 __device__ __forceinline__ bool keeps_order(const TiledRange& range) {
@@ -103,7 +96,7 @@ inline __device__ __noinline__ void find_chunk_of_group(SortedChunk& chunk, cons
   chunk.feature = feature;
   chunk.first = own.first + begin;
   chunk.count = min(own.count - begin, 1 << range.chunk_shift);
-  chunk.first_entry = own.entries_up_to - own.count + (keeps_order(range) ? begin : 0);
+  chunk.first_entry = own.entries_up_to - own.count + begin;
   chunk.bag_length = length;
   chunk.bag_reciprocal = reciprocal;
   chunk.skipped = static_cast<uint32_t>(own.skipped + begin);
@@ -124,31 +117,11 @@ __device__ __forceinline__ SortedChunk find_chunk(SortedChunk& shared, const Til
   chunk.feature = 0;
   chunk.first = begin;
   chunk.count = min(lookups - begin, 1 << range.chunk_shift);
-  chunk.first_entry = keeps_order(range) ? begin : 0;
+  chunk.first_entry = begin;
   chunk.bag_length = range.bag_length;
   chunk.bag_reciprocal = range.bag_reciprocal;
   chunk.skipped = static_cast<uint32_t>(range.first_lookup + begin);
   return chunk;
-}
-
-// The chunks of a feature of the group. As find_chunk.
-__device__ __forceinline__ FeatureChunks find_feature_chunks(FeatureChunks& shared,
-                                                             const TiledGroup& group,
-                                                             const BagBatch& batch,
-                                                             const TiledRange& range,
-                                                             int32_t feature) {
-  if (!has_all_lookups(batch, range)) {
-    if (threadIdx.x < 32) {
-      const FeatureLookups own(group, batch, range);
-      if (static_cast<int32_t>(threadIdx.x) == feature) {
-        shared = {own.chunks_up_to - own.chunks, own.overlap ? 0 : own.chunks};
-      }
-    }
-    __syncthreads();
-    return shared;
-  }
-  const int32_t lookups = static_cast<int32_t>(range.end_lookup - range.first_lookup);
-  return {0, count_chunks(lookups, range.chunk_shift)};
 }
 
 __device__ __forceinline__ bool has_row(const TiledFeature& feature, int64_t id) {

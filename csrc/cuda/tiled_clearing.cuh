@@ -9,13 +9,11 @@
 
 namespace flowtt::cuda {
 
-constexpr int32_t kMaxBagsPerPiece = kPrepareThreads;
-
-// How the bags of a launch are cut into pieces, a block's work each.
+// How the bags of a launch are cut into pieces, a warp's work each.
 struct ClearingPieces {
   int32_t count;
   int32_t pieces_per_feature;
-  int32_t bags_per_piece;  // a multiple of kPrepareWarps
+  int32_t bags_per_piece;  // at most 32
   bool clears_sums;
 };
 
@@ -56,34 +54,55 @@ struct CheckedBag {
   int64_t end;
 };
 
-// Writes zeros to the rows of bags that do not have exactly one lookup, as their rows are sums, and
-// notes which pieces long bags have. By a warp, for 32 samples from `warp_sample` on.
-__device__ __forceinline__ void clear_warp_bags(const TiledFeature& feature, int32_t f,
-                                                const TiledRange& range,
-                                                const TiledWorkspace& workspace,
-                                                const PooledOutput& output, bool clears_sums,
-                                                int64_t warp_sample, const CheckedBag& bag) {
-  const int lane = threadIdx.x % 32;
-  if (workspace.piece_bags != nullptr) {
-    const BagPieces pieces(range, bag.begin, bag.end);
-#pragma unroll 1
-    for (uint32_t bags = __ballot_sync(kAllLanes, bag.exists && pieces.is_long()); bags != 0;
-         bags &= bags - 1) {
-      const int source = __ffs(bags) - 1;
-      const int32_t end_piece = __shfl_sync(kAllLanes, pieces.end, source);
-#pragma unroll 1
-      for (int32_t i = __shfl_sync(kAllLanes, pieces.first, source) + lane; i < end_piece;
-           i += 32) {
-        workspace.piece_bags[i] = make_uint2(f + 1, static_cast<uint32_t>(warp_sample + source));
-      }
+// The bags of a piece, one of each lane. By a warp.
+struct PieceBags {
+  int32_t f;  // feature of the group
+  int64_t sample;
+  CheckedBag bag;
+
+  __device__ __forceinline__ PieceBags(const TiledGroup& group, const BagBatch& batch,
+                                       const TiledRange& range, const ClearingPieces& pieces,
+                                       int32_t piece)
+      : f(piece / pieces.pieces_per_feature) {
+    const int32_t lane = threadIdx.x % 32;
+    const int64_t first =
+        static_cast<int64_t>(piece - f * pieces.pieces_per_feature) * pieces.bags_per_piece;
+    sample = range.first_sample + first;
+    bag = {lane < pieces.bags_per_piece && sample + lane < range.end_sample, 0, 0};
+    if (bag.exists) {
+      const int64_t number = group.features[f].feature * batch.batch_size + sample + lane;
+      bag.begin = load_index(batch.offsets, batch.offsets_are_int64, number);
+      bag.end = load_index(batch.offsets, batch.offsets_are_int64, number + 1);
     }
   }
-  if (!clears_sums) return;
+};
+
+// Checks the offsets of the bags of a piece, and writes zeros to the sums of those that do not have
+// exactly one lookup. By a warp.
+inline __device__ __noinline__ void clear_bags(const TiledGroup& group, const BagBatch& batch,
+                                               const TiledRange& range,
+                                               const TiledWorkspace& workspace,
+                                               const PooledOutput& output,
+                                               const ClearingPieces& pieces, int32_t piece) {
+  const PieceBags own(group, batch, range, pieces, piece);
+  const TiledFeature& feature = group.features[own.f];
+  const CheckedBag& bag = own.bag;
+  if (bag.exists) {
+    const int64_t sample = own.sample + threadIdx.x % 32;
+    const bool is_first = feature.feature == 0 && sample == 0;
+    const bool is_last =
+        feature.feature == batch.num_features - 1 && sample == batch.batch_size - 1;
+    if (bag.begin < 0 || bag.begin > bag.end || bag.end > batch.nnz ||
+        (is_first && bag.begin != 0) || (is_last && bag.end != batch.nnz)) {
+      trap_on_bad_bag(feature, sample, bag.begin, bag.end, batch.nnz);
+    }
+  }
+  if (!pieces.clears_sums) return;
   const bool in_workspace = workspace.sums != nullptr;
 #pragma unroll 1
   for (uint32_t rows = __ballot_sync(kAllLanes, bag.exists && bag.end - bag.begin != 1); rows != 0;
        rows &= rows - 1) {
-    const int64_t row = warp_sample + __ffs(rows) - 1;
+    const int64_t row = own.sample + __ffs(rows) - 1;
     clear_row(
         in_workspace ? workspace.sums : output.data,
         in_workspace ? ElementType::kFloat32 : output.type,
@@ -92,33 +111,55 @@ __device__ __forceinline__ void clear_warp_bags(const TiledFeature& feature, int
   }
 }
 
-// Checks the offsets of kPrepareThreads bags of one feature, or fewer, a thread each.
-inline __device__ __noinline__ void clear_bags(const TiledGroup& group, const BagBatch& batch,
-                                               const TiledRange& range,
-                                               const TiledWorkspace& workspace,
-                                               const PooledOutput& output,
-                                               const ClearingPieces& pieces, int32_t piece) {
-  const int64_t samples = range.end_sample - range.first_sample;
-  const int32_t f = piece / pieces.pieces_per_feature;
-  const TiledFeature& feature = group.features[f];
-  const int32_t bags_per_warp = pieces.bags_per_piece / kPrepareWarps;
-  const int32_t lane = threadIdx.x % 32;
-  const int64_t first =
-      static_cast<int64_t>(piece - f * pieces.pieces_per_feature) * pieces.bags_per_piece +
-      threadIdx.x / 32 * bags_per_warp;
-  const int64_t sample = range.first_sample + first;
-  CheckedBag bag{lane < bags_per_warp && first + lane < samples, 0, 0};
-  if (bag.exists) {
-    const int64_t number = feature.feature * batch.batch_size + sample + lane;
-    bag.begin = load_index(batch.offsets, batch.offsets_are_int64, number);
-    bag.end = load_index(batch.offsets, batch.offsets_are_int64, number + 1);
-    const int64_t last = batch.num_features * batch.batch_size - 1;
-    if (bag.begin < 0 || bag.begin > bag.end || bag.end > batch.nnz ||
-        (number == 0 && bag.begin != 0) || (number == last && bag.end != batch.nnz)) {
-      trap_on_bad_bag(feature, sample + lane, bag.begin, bag.end, batch.nnz);
+// Notes which pieces the long bags of a piece have. By a warp.
+inline __device__ __noinline__ void note_long_bags(const TiledGroup& group, const BagBatch& batch,
+                                                   const TiledRange& range,
+                                                   const TiledWorkspace& workspace,
+                                                   const ClearingPieces& pieces, int32_t piece) {
+  const PieceBags own(group, batch, range, pieces, piece);
+  const BagPieces long_bag(range, own.bag.begin, own.bag.end);
+#pragma unroll 1
+  for (uint32_t bags = __ballot_sync(kAllLanes, own.bag.exists && long_bag.is_long()); bags != 0;
+       bags &= bags - 1) {
+    const int source = __ffs(bags) - 1;
+    const int32_t end_piece = __shfl_sync(kAllLanes, long_bag.end, source);
+#pragma unroll 1
+    for (int32_t i = __shfl_sync(kAllLanes, long_bag.first, source) + threadIdx.x % 32;
+         i < end_piece; i += 32) {
+      workspace.piece_bags[i] = make_uint2(own.f + 1, static_cast<uint32_t>(own.sample + source));
     }
   }
-  clear_warp_bags(feature, f, range, workspace, output, pieces.clears_sums, sample, bag);
+}
+
+// Checks all bags, and clears their sums. By block `part` of `parts`.
+__device__ __forceinline__ void clear_pieces(const TiledGroup& group, const BagBatch& batch,
+                                             const TiledRange& range,
+                                             const TiledWorkspace& workspace,
+                                             const PooledOutput& output,
+                                             const ClearingPieces& pieces, int32_t part,
+                                             int32_t parts) {
+  const int32_t warps = static_cast<int32_t>(blockDim.x / 32);
+#pragma unroll 1
+  for (int32_t piece = part * warps + static_cast<int32_t>(threadIdx.x / 32); piece < pieces.count;
+       piece += parts * warps) {
+    clear_bags(group, batch, range, workspace, output, pieces, piece);
+  }
+}
+
+// Notes the pieces of all long bags, in words that the launch before clears. As clear_pieces.
+__device__ __forceinline__ void note_pieces(const TiledGroup& group, const BagBatch& batch,
+                                            const TiledRange& range,
+                                            const TiledWorkspace& workspace,
+                                            const ClearingPieces& pieces, int32_t part,
+                                            int32_t parts) {
+  wait_for_previous_kernel();
+  if (workspace.piece_bags == nullptr) return;
+  const int32_t warps = static_cast<int32_t>(blockDim.x / 32);
+#pragma unroll 1
+  for (int32_t piece = part * warps + static_cast<int32_t>(threadIdx.x / 32); piece < pieces.count;
+       piece += parts * warps) {
+    note_long_bags(group, batch, range, workspace, pieces, piece);
+  }
 }
 
 }  // namespace flowtt::cuda

@@ -204,6 +204,23 @@ __device__ __forceinline__ RowDestination plan_lookup(uint32_t sample, float fac
           output.type == ElementType::kFloat32 ? kStoreFp32 : kStore16Bits};
 }
 
+// Plans a window of lookups. scale(): the factor of the lane's, called last.
+template <typename Chain, typename Scale>
+__device__ __forceinline__ void plan_lookups(WindowPlan& plan, const GroupedLookup& lookup,
+                                             int count, Scale&& scale, const TiledFeature& feature,
+                                             const TiledRange& range,
+                                             const TiledWorkspace& workspace,
+                                             const PooledOutput& output) {
+  const WindowGroups groups = group_window(lookup, count, range.disabled);
+  plan_window<Chain>(plan, lookup, groups, feature, range, [&] {
+    RowDestination row = plan_lookup(lookup.sample, scale(), feature, range, workspace, output);
+    plan.lookups[threadIdx.x % 32] = row;
+    const bool is_alone = (groups.id & (groups.id - 1)) == 0;
+    if (row.kind == kAddRow || !is_alone) row = {groups.id, row.factor, kEmitEach};
+    return row;
+  });
+}
+
 // kFolded: of the rows that folding has left, instead of the lookups.
 template <int kRank1, int kRank2, int kQ3, bool kThreeProducts, bool kExact, bool kFused,
           bool kFolded, int kHeld, int kWarps>
@@ -271,15 +288,9 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
                               kBufferRow};
       });
     } else {
-      const WindowGroups groups = group_window(lookup, count, range.disabled);
-      plan_window<Chain>(storage.plan, lookup, groups, feature, range, [&] {
-        RowDestination row =
-            plan_lookup(lookup.sample, factor_of(scale), feature, range, workspace, output);
-        storage.plan.lookups[lane] = row;
-        const bool is_alone = (groups.id & (groups.id - 1)) == 0;
-        if (row.kind == kAddRow || !is_alone) row = {groups.id, row.factor, kEmitEach};
-        return row;
-      });
+      plan_lookups<Chain>(
+          storage.plan, lookup, count, [&] { return factor_of(scale); }, feature, range, workspace,
+          output);
     }
     __syncwarp();
     queue.advance();

@@ -5,18 +5,19 @@
 #include <algorithm>
 
 #include "tiled_contract.cuh"
+#include "tiled_gather_contract.cuh"
 #include "tiled_kernel_launch.cuh"
+#include "tiled_tilings.h"
 
 namespace flowtt::cuda {
 
 // What the kernel has besides the storage of its warps, rounded up.
 inline constexpr int kStaticSharedBytes = 2048;
 
-// What is fastest of what the registers allow: warps of a block, and how many of the four b of a
-// slice of core 2 each warp holds.
+// Warps of a block, and how many of the four b of a slice of core 2 each warp holds.
 template <int kRank, bool kThreeProducts>
 struct ContractShape {
-  static constexpr int kWarps = kRank == 32 ? 16 : kThreeProducts ? 20 : 24;
+  static constexpr int kWarps = contract_warps(kRank, kThreeProducts);
   static constexpr int kHeld = kThreeProducts ? 0 : 4;
 };
 
@@ -48,8 +49,31 @@ cudaError_t launch_contract_kernel(const TiledLaunch& launch) {
 }
 
 template <int kRank1, int kRank2, int kQ3, bool kThreeProducts, bool kExact>
+cudaError_t launch_gather_contract(const TiledLaunch& launch) {
+  using Shape = ContractShape<kRank1, kThreeProducts>;
+  using Chain = TiledChain<kRank1, kRank2, kQ3, kThreeProducts, Shape::kHeld>;
+  constexpr auto kernel = tiled_gather_contract_kernel<kRank1, kRank2, kQ3, kThreeProducts, kExact,
+                                                       Shape::kHeld, Shape::kWarps>;
+  constexpr int kThreads = Shape::kWarps * 32;
+  constexpr size_t kBytes =
+      sizeof(WarpStorage<Chain, true>) * Shape::kWarps + sizeof(GatheredLookups<kThreads>);
+  static_assert(kBytes + kStaticSharedBytes <= kGatheringSharedBytes);
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  if (error != cudaSuccess) return error;
+  const int32_t most = launch.plan.granule;
+  const int64_t blocks = (launch.lookups() - 1) / most + launch.plan.group.count;
+  return launch_kernel(kernel, blocks, kThreads, kBytes, launch.plan.dependent_launch,
+                       launch.stream, launch.plan.group, launch.batch, launch.range,
+                       launch.workspace, launch.output, most);
+}
+
+template <int kRank1, int kRank2, int kQ3, bool kThreeProducts, bool kExact>
 cudaError_t launch_contract(const TiledLaunch& launch) {
   if (launch.range.end_lookup == launch.range.first_lookup) return cudaSuccess;
+  if (launch.plan.gathers) {
+    return launch_gather_contract<kRank1, kRank2, kQ3, kThreeProducts, kExact>(launch);
+  }
   const bool fused = (launch.range.disabled & kFusionDisabled) == 0;
   const auto launch_fused = [&]<bool kFused>() {
     return launch.plan.folds

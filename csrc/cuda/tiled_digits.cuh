@@ -1,4 +1,4 @@
-// From an id to its digits (i1, i2, ...), and to the bin that its lookup is sorted into.
+// From an id to its digits (i1, i2, ...), and where its prefix lies among all.
 
 #pragma once
 
@@ -12,7 +12,24 @@ inline constexpr int64_t kMaxNarrowRows = int64_t{1} << 31;
 struct LookupDigits {
   uint32_t outer;  // as in GroupedLookup
   uint32_t i2;
-  uint32_t bin;
+};
+
+// Where a prefix (i1, i2) lies in the order of i2 * p1 + i1, which is below 2^32.
+struct PrefixOrder {
+  uint32_t p1;
+  uint32_t scale;
+
+  __device__ __forceinline__ explicit PrefixOrder(const TiledFeature& feature)
+      : p1(static_cast<uint32_t>(feature.p[0])), scale(feature.prefix_scale) {}
+
+  // Of kBuckets << shift equal ranges of prefixes. Those of one shift divide those of a smaller.
+  __device__ __forceinline__ uint32_t range_of(uint32_t outer, uint32_t i2, int shift) const {
+    const uint32_t prefix = i2 * p1 + (outer & 0xffffu);
+    return static_cast<uint32_t>(uint64_t{prefix} * scale >> (32 - shift));
+  }
+  __device__ __forceinline__ uint32_t bucket_of(uint32_t outer, uint32_t i2) const {
+    return range_of(outer, i2, 0);
+  }
 };
 
 struct Quotient {
@@ -30,11 +47,7 @@ __device__ __forceinline__ Quotient divide(uint32_t value, const Divisor& diviso
 class IdSplitter {
  public:
   __device__ __forceinline__ explicit IdSplitter(const TiledFeature& feature)
-      : third_(divisor(feature, 2)),
-        second_(divisor(feature, 1)),
-        bin_shift_(feature.bin_shift),
-        bin_split_(feature.bin_split),
-        minor_scale_(feature.minor_scale) {}
+      : third_(divisor(feature, 2)), second_(divisor(feature, 1)) {}
 
   // kWide: of a table of more than kMaxNarrowRows.
   template <bool kWide>
@@ -50,7 +63,7 @@ class IdSplitter {
   __device__ __forceinline__ LookupDigits split(uint32_t id) const {
     const Quotient third = divide(id, third_);
     const Quotient second = divide(third.quotient, second_);
-    return finish(second.quotient, second.remainder, third.remainder);
+    return {second.quotient | third.remainder << 16, second.remainder};
   }
 
   // Of any id: below 2^48, as factors are at most 2^16. By long division, 15 bits at a time, so
@@ -62,20 +75,10 @@ class IdSplitter {
     const uint32_t prefix = high.quotient << 30 | middle.quotient << 15 | low.quotient;
     const Quotient upper = divide(prefix >> 15, second_);
     const Quotient lower = divide(append(upper.remainder, prefix), second_);
-    return finish(upper.quotient << 15 | lower.quotient, lower.remainder, low.remainder);
-  }
-
-  // The bin of a lookup whose digits are known.
-  __device__ __forceinline__ uint32_t bin_of(uint32_t outer, uint32_t i2) const {
-    return (i2 >> bin_shift_) * bin_split_ + __umulhi(outer & 0xffffu, minor_scale_);
+    return {upper.quotient << 15 | lower.quotient | low.remainder << 16, lower.remainder};
   }
 
  private:
-  __device__ __forceinline__ LookupDigits finish(uint32_t i1, uint32_t i2, uint32_t i3) const {
-    const uint32_t outer = i1 | i3 << 16;
-    return {outer, i2, bin_of(outer, i2)};
-  }
-
   // The last 15 bits of `word` behind `front`.
   static __device__ __forceinline__ uint32_t append(uint32_t front, uint32_t word) {
     return front << 15 | (word & 0x7fff);
@@ -88,9 +91,6 @@ class IdSplitter {
 
   Divisor third_;
   Divisor second_;
-  uint32_t bin_shift_;
-  uint32_t bin_split_;
-  uint32_t minor_scale_;
 };
 
 }  // namespace flowtt::cuda

@@ -1,17 +1,19 @@
-// Folding of equal ids, between the preparation and the contraction, where bags are larger than one
-// lookup. A block turns a chunk of sorted lookups into as few rows as it can, each with one
-// destination: lookups of larger bags that have an id in common become one row, which is buffered;
-// the row of any other lookup of a larger bag is buffered too or added to the bag's sum; that of a
-// bag of one lookup is stored. Sorting brings equal ids into few chunks; nothing here needs it.
+// Folding of equal ids, the second launch of the preparation where bags are larger than one lookup.
+// A block turns a granule of lookups into as few rows as it can, each with one destination: lookups
+// of larger bags that have an id in common become one row, which is buffered; the row of any other
+// lookup of a larger bag is buffered too or added to the bag's sum; that of a bag of one lookup is
+// stored. Rows are written in the order of their prefixes. The partition brings equal ids into few
+// granules; nothing here needs it.
 
 #pragma once
 
-#include "tiled_segments.cuh"
+#include "tiled_clearing.cuh"
+#include "tiled_ordering.cuh"
 #include "tiled_window.cuh"
 
 namespace flowtt::cuda {
 
-// Entries of a chunk, one for each thread.
+// Lookups of a granule, one for each thread.
 constexpr int kFoldThreads = 1024;
 
 struct FoldPass {
@@ -19,14 +21,7 @@ struct FoldPass {
   bool buffers_single_rows;  // those that lookups do not share
 };
 
-// Entries [first, first + count) of feature f of the group.
-struct FoldChunk {
-  int32_t f;
-  int32_t first;
-  int32_t count;  // 0: the block has none
-};
-
-// In shared memory, of each entry of the chunk unless it says otherwise.
+// In shared memory, of each entry of the granule unless it says otherwise.
 struct FoldScratch {
   // Of the hash table of ids.
   static constexpr int kPlacesShift = 11;
@@ -39,11 +34,9 @@ struct FoldScratch {
   uint16_t i2[kFoldThreads];
   uint8_t sharing[kFoldThreads];           // of its row
   uint32_t row_counts[kFoldThreads / 32];  // of each warp, see RowCounts
-  uint32_t first_row;                      // where the chunk's rows are written
+  uint32_t first_row;                      // where the granule's rows are written
   uint32_t first_slot;
   uint32_t slots;
-  Segments segments;
-  FoldChunk chunk;
 };
 inline constexpr uint32_t kNoEntry = ~0u;
 inline constexpr uint8_t kNotShared = 0;
@@ -109,63 +102,52 @@ __device__ __forceinline__ RowCounts rank_rows(FoldScratch& scratch, uint32_t ki
   return {__reduce_add_sync(kAllLanes, counts)};
 }
 
-// Finds the chunk of this block; feature after feature, of each as many as it needs, of equal
-// length. By the first warp.
-__device__ __forceinline__ void find_fold_chunk(FoldScratch& scratch, int32_t features) {
-  const int32_t lane = static_cast<int32_t>(threadIdx.x);
-  const int32_t first = scratch.segments.first_entry[min(lane, features - 1)];
-  const int32_t entries = lane < features ? scratch.segments.first_entry[lane + 1] - first : 0;
-  const int32_t chunks = (entries + kFoldThreads - 1) / kFoldThreads;
-  const int32_t up_to = inclusive_sum(chunks);
-  const int32_t block = static_cast<int32_t>(blockIdx.x);
-  const int32_t f = __ffs(__ballot_sync(kAllLanes, up_to > block)) - 1;
-  if (lane == max(f, 0)) {
-    const int32_t per_chunk = chunks > 0 ? (entries + chunks - 1) / chunks : 0;
-    const int32_t begin = min((block - (up_to - chunks)) * per_chunk, entries);
-    scratch.chunk = {f, first + begin, f < 0 ? 0 : min(per_chunk, entries - begin)};
-  }
-}
-
-__global__ void __launch_bounds__(kFoldThreads, 2)
-    tiled_fold_kernel(const __grid_constant__ TiledGroup group,
-                      const __grid_constant__ BagBatch batch,
-                      const __grid_constant__ TiledRange range,
-                      const __grid_constant__ TiledWorkspace workspace, FoldPass pass) {
+// The grid: as of tiled_sort_kernel.
+__global__ void __launch_bounds__(kFoldThreads, 2) tiled_fold_kernel(
+    const __grid_constant__ TiledGroup group, const __grid_constant__ BagBatch batch,
+    const __grid_constant__ TiledRange range, const __grid_constant__ TiledWorkspace workspace,
+    const __grid_constant__ ClearingPieces pieces, int32_t folding, FoldPass pass) {
+  __shared__ GatherScratch<kFoldThreads> gather_scratch;
+  __shared__ OrderScratch<kFoldThreads> order_scratch;
   __shared__ FoldScratch scratch;
   allow_dependent_launch();
+  if (static_cast<int32_t>(blockIdx.x) >= folding) {
+    note_pieces(group, batch, range, workspace, pieces, static_cast<int32_t>(blockIdx.x) - folding,
+                static_cast<int32_t>(gridDim.x) - folding);
+    return;
+  }
   const uint32_t entry = threadIdx.x;
 #pragma unroll
   for (uint32_t i = 0; i < FoldScratch::kPlaces; i += kFoldThreads) {
     scratch.first_of_id[i + entry] = kNoEntry;
   }
-  load_segments(scratch.segments, group, batch, range);
-  // Offsets out of order can make features overlap; the preparation reports them.
-  if (scratch.segments.first_entry[group.count] > range.end_lookup - range.first_lookup) return;
-  if (entry < 32) find_fold_chunk(scratch, group.count);
-  __syncthreads();
-  const FoldChunk chunk = scratch.chunk;
-  if (chunk.count == 0) return;
-  wait_for_previous_kernel();
+  clear_ranges(order_scratch);
+  int32_t partitioned = 0;
+  if (!find_lookups(gather_scratch, group, batch, range, workspace, &partitioned)) return;
 
-  const TiledFeature& feature = group.features[chunk.f];
-  const bool exists = entry < static_cast<uint32_t>(chunk.count);
-  const uint32_t number = chunk.first + min(entry, static_cast<uint32_t>(chunk.count - 1));
-  const uint4 words = reinterpret_cast<const uint4*>(workspace.entries)[number];
-  const GroupedLookup lookup{words.x, words.y, words.z, words.w};
-  const bool is_lone = (lookup.sample & kLoneLookup) != 0;
-  const LookupScale scale = load_scale(lookup, feature, workspace, workspace.factors, number);
+  const Granule& granule = gather_scratch.granule;
+  const TiledFeature& feature = group.features[granule.f];
+  const bool exists = static_cast<int32_t>(entry) < granule.count;
+  const uint4 lookup = reinterpret_cast<const uint4*>(workspace.partitioned)[partitioned];
+  const uint32_t outer = lookup.x;
+  const uint32_t i2 = lookup.y;
+  const bool is_lone = (lookup.w & kLoneLookup) != 0;
+  const float weight =
+      workspace.partitioned_factors != nullptr ? workspace.partitioned_factors[partitioned] : 1.0f;
   if (exists) {
-    scratch.outer[entry] = lookup.outer;
-    scratch.i2[entry] = static_cast<uint16_t>(lookup.i2);
+    scratch.outer[entry] = outer;
+    scratch.i2[entry] = static_cast<uint16_t>(i2);
     scratch.sharing[entry] = kNotShared;
   }
   const bool folds = exists && !is_lone && (range.disabled & kFoldingDisabled) == 0;
   // Many write to one place, and any of them may be the last.
-  if (folds) atomicExch(&scratch.first_of_id[place_of_id(lookup.outer, lookup.i2)], entry);
+  if (folds) atomicExch(&scratch.first_of_id[place_of_id(outer, i2)], entry);
+  // Needed last.
+  const int32_t exponent = load_exponent(outer, i2, feature, workspace);
   __syncthreads();
   uint32_t first = entry;
   if (folds) {
-    first = find_first(scratch, entry, lookup.outer, lookup.i2);
+    first = find_first(scratch, entry, outer, i2);
     if (first != entry) scratch.sharing[first] = kShared;
   }
   __syncthreads();
@@ -187,16 +169,22 @@ __global__ void __launch_bounds__(kFoldThreads, 2)
     scratch.first_slot = taken;
     scratch.slots = min(capacity - taken, wanted);
   }
-  uint32_t* const used_rows = workspace.control + kFoldedRowsWord + chunk.f;
+  uint32_t* const used_rows = workspace.control + kFoldedRowsWord + granule.f;
   if (entry == 32) scratch.first_row = atomicAdd(used_rows, rows.all());
+  // Meanwhile.
+  const bool sorts = !keeps_order(range);
+  const FineOrder order(gather_scratch, feature);
+  uint32_t row = rank.all();
+  if (sorts) row = order_entry(order_scratch, order, outer, i2, kind != kNoRow);
   __syncthreads();
   const uint32_t slots = scratch.slots;
   const uint32_t planned_rows = rows.all();
-  const uint32_t first_row = scratch.segments.first_entry[chunk.f] + scratch.first_row;
+  const uint32_t first_row = granule.first_entry + scratch.first_row;
   uint32_t more_rows = 0;  // where rows go for which no place was planned
   if (rows.shared() > slots) {
     // Each lookup of a row that finds no slot gets a row of its own, to be added to its bag's sum.
     if (kind == kSharedRow && rank.shared() >= slots) scratch.sharing[entry] = kDissolved;
+    clear_ranges(order_scratch);
     __syncthreads();
     if (exists && scratch.sharing[first] == kDissolved) first = entry;
     __syncthreads();
@@ -205,8 +193,10 @@ __global__ void __launch_bounds__(kFoldThreads, 2)
     if (entry == 0) {
       scratch.first_row = atomicAdd(used_rows, rows.all() - planned_rows);
     }
+    row = rank.all();
+    if (sorts) row = order_entry(order_scratch, order, outer, i2, kind != kNoRow);
     __syncthreads();
-    more_rows = scratch.segments.first_entry[chunk.f] + scratch.first_row;
+    more_rows = granule.first_entry + scratch.first_row;
   }
   uint32_t slot = kAddedRow;
   if (kind == kSharedRow) slot = scratch.first_slot + rank.shared();
@@ -214,18 +204,16 @@ __global__ void __launch_bounds__(kFoldThreads, 2)
     slot = scratch.first_slot + rows.shared() + rank.single();
   }
   if (kind != kNoRow) {
-    const uint32_t row = rank.all();
     const uint32_t place = row < planned_rows ? first_row + row : more_rows + (row - planned_rows);
-    reinterpret_cast<uint4*>(workspace.folded_rows)[place] =
-        make_uint4(lookup.outer, lookup.i2, slot, lookup.sample);
-    if (workspace.factors != nullptr) workspace.folded_factors[place] = scale.weight;
+    reinterpret_cast<uint4*>(workspace.folded_rows)[place] = make_uint4(outer, i2, slot, lookup.w);
+    if (workspace.folded_factors != nullptr) workspace.folded_factors[place] = weight;
     scratch.slot[entry] = slot;
   }
   __syncthreads();
   if (exists && !is_lone) {
     const uint32_t own_slot = scratch.slot[first];
-    const float factor = factor_of(scale) * (pass.rows_are_fp16 ? 1 << kBufferedRowShift : 1);
-    workspace.row_of_lookup[lookup.position] =
+    const float factor = scaled(weight, (pass.rows_are_fp16 ? kBufferedRowShift : 0) - exponent);
+    workspace.row_of_lookup[lookup.z] =
         make_uint2(own_slot, own_slot != kAddedRow ? __float_as_uint(factor) : 0u);
   }
 }

@@ -23,15 +23,8 @@ constexpr int64_t kMinRowBytes = int64_t{4} << 20;
 constexpr int64_t kMaxRowBytes = int64_t{40} << 20;
 constexpr int64_t kMaxDeterministicRowBytes = int64_t{40} << 20;
 
-// More bins make more lookups meet, which counts for most where there are three products; fewer are
-// found and written faster, where many lookups are neighbours anyway.
-constexpr int64_t kManyFoldedLookups = int64_t{1} << 18;
-
-int32_t most_bins(const TiledPlan& plan) {
-  if (plan.folds && plan.lookups_per_range > kManyFoldedLookups) return kMaxTiledBins / 4;
-  return plan.three_products || plan.tiling.kind != TilingKind::kTiled ? kMaxTiledBins
-                                                                       : kMaxTiledBins / 2;
-}
+// Lookups of a block that gathers, where there are few: a window.
+constexpr int64_t kMinGranule = 8;
 
 int64_t ceil_div(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
 
@@ -66,50 +59,50 @@ TiledWorkspace place_workspace(const TiledPlan& plan, const PooledOutput& output
   workspace.packed_high = layout->take<__half>(plan.packed_halves);
   workspace.packed_low = layout->take<__half>(plan.three_products ? plan.packed_halves : 0);
   workspace.exponents = layout->take<int32_t>(plan.num_exponents);
-  // What is only sorted with is dead before anything is written to rows or checkpoints.
-  const int64_t chunks = max_chunks(plan, plan.lookups_per_range);
-  const int64_t sort_bytes =
-      chunks * (kBinSums + kMaxTiledBins) * static_cast<int64_t>(sizeof(uint32_t));
-  const int64_t rows_bytes = plan.row_slots * row_bytes(plan);
+  // What lookups are partitioned in is dead before anything is written to rows or checkpoints.
+  const int64_t buckets = max_chunks(plan, plan.lookups_per_range) * kBucketRow;
   const int64_t entries_bytes =
-      plan.lookups_per_range * static_cast<int64_t>(sizeof(GroupedLookup));
-  void* sorted_with = nullptr;
-  if (plan.folds) {
-    // Rows take the place of the entries that folding has read.
-    workspace.rows = layout->take<char>(std::max(rows_bytes, entries_bytes));
-    workspace.entries = static_cast<GroupedLookup*>(workspace.rows);
-    sorted_with = layout->take<char>(std::max(entries_bytes, sort_bytes));
-    workspace.folded_rows = static_cast<GroupedLookup*>(sorted_with);
+      round_up(plan.lookups_per_range * static_cast<int64_t>(sizeof(GroupedLookup)), kAlignment);
+  const int64_t partition_bytes =
+      entries_bytes + round_up(buckets * static_cast<int64_t>(sizeof(uint16_t)), kAlignment);
+  const int64_t rows_bytes = plan.row_slots * row_bytes(plan);
+  workspace.rows = layout->take<char>(buffered > 0 ? std::max(rows_bytes, partition_bytes) : 0);
+  void* partitioned = workspace.rows;
+  if (plan.gathers) {
+    partitioned = layout->take<char>(partition_bytes);
+  } else if (plan.folds) {
+    workspace.folded_rows = layout->take<GroupedLookup>(plan.lookups_per_range);
     workspace.folded_factors = layout->take<float>(plan.has_factors ? plan.lookups_per_range : 0);
   } else {
     workspace.entries = layout->take<GroupedLookup>(plan.lookups_per_range);
-    workspace.rows = layout->take<char>(buffered > 0 ? std::max(rows_bytes, sort_bytes) : 0);
-    sorted_with = workspace.rows;
+    workspace.factors = layout->take<float>(plan.has_factors ? plan.lookups_per_range : 0);
   }
   workspace.row_slots = static_cast<uint32_t>(plan.row_slots);
-  workspace.factors = layout->take<float>(plan.has_factors ? plan.lookups_per_range : 0);
+  workspace.partitioned_factors =
+      layout->take<float>(plan.has_factors ? plan.lookups_per_range : 0);
   workspace.sums =
       layout->take<float>(plan.has_sums ? plan.samples_per_range * output.row_stride : 0);
   // One after the other: they are cleared together.
   workspace.control = layout->take<uint32_t>(kControlWords);
   workspace.piece_bags = layout->take<uint2>(pieces);
   workspace.piece_arrivals = layout->take<uint32_t>(pieces);
-  workspace.checkpoints =
-      layout->take<char>(std::max(kCheckpointBytes, buffered > 0 ? 0 : sort_bytes));
-  if (buffered == 0) sorted_with = workspace.checkpoints;
+  workspace.checkpoints = layout->take<char>(
+      partitioned == nullptr ? std::max(kCheckpointBytes, partition_bytes) : kCheckpointBytes);
+  if (partitioned == nullptr) partitioned = workspace.checkpoints;
   workspace.scratch = layout->take<char>((plan.disabled & kFusionDisabled) != 0
                                              ? kScratchBytesPerMultiprocessor * plan.multiprocessors
                                              : 0);
   workspace.row_of_lookup = layout->take<uint2>(buffered);
   workspace.piece_sums = layout->take<float>(pieces * plan.buffered_row_elements);
-  workspace.bin_sums = static_cast<uint32_t*>(sorted_with);
-  workspace.bin_starts = workspace.bin_sums + chunks * kBinSums;
+  workspace.partitioned = static_cast<GroupedLookup*>(partitioned);
+  workspace.bucket_starts =
+      reinterpret_cast<uint16_t*>(static_cast<char*>(partitioned) + entries_bytes);
   workspace.rows_per_block = plan.rows_per_block;
   workspace.buffered_row_elements = plan.buffered_row_elements;
   return workspace;
 }
 
-cudaError_t read_device(TiledPlan* plan) {
+cudaError_t read_device(TiledPlan* plan, int* shared_limit) {
   int device = 0;
   int major = 0;
   cudaError_t error = cudaGetDevice(&device);
@@ -117,6 +110,8 @@ cudaError_t read_device(TiledPlan* plan) {
   error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
   if (error != cudaSuccess) return error;
   plan->dependent_launch = major >= 9;
+  error = cudaDeviceGetAttribute(shared_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  if (error != cudaSuccess) return error;
   return cudaDeviceGetAttribute(&plan->multiprocessors, cudaDevAttrMultiProcessorCount, device);
 }
 
@@ -165,23 +160,23 @@ void plan_rows(const BagBatch& batch, TiledPlan* plan) {
       pools && (!buffers || plan->row_slots < plan->lookups_per_range || ranges > 1);
 }
 
-// Returns how many of the bins are used, rounded up.
-int32_t plan_bins(int32_t most, TiledFeature* feature) {
-  int shift = 0;
-  while ((feature->p[1] - 1) >> shift >= most) ++shift;
-  const int32_t groups = ((feature->p[1] - 1) >> shift) + 1;
-  feature->bin_shift = static_cast<uint16_t>(shift);
-  feature->bin_split = static_cast<uint16_t>(std::min(feature->p[0], most / groups));
-  feature->minor_scale = static_cast<uint32_t>(
-      std::min((int64_t{feature->bin_split} << 32) / feature->p[0], int64_t{0xffffffff}));
-  return static_cast<int32_t>(round_up(groups * feature->bin_split, kSummedBins));
+// Whether the contraction gathers its lookups: each warp of all blocks then has one window.
+void plan_gathering(int shared_limit, TiledPlan* plan) {
+  const int64_t most = contract_warps(plan->tiling.rank1, plan->three_products) * 32;
+  // No block has lookups of two features.
+  const int64_t blocks = plan->multiprocessors - plan->group.count + 1;
+  plan->granule = static_cast<int32_t>(std::max<int64_t>(
+      ceil_div(plan->lookups_per_range, std::max<int64_t>(blocks, 1)), kMinGranule));
+  plan->gathers = plan->tiling.kind == TilingKind::kTiled && !plan->folds &&
+                  (plan->disabled & kFusionDisabled) == 0 && plan->lookups_per_range > 0 &&
+                  blocks > 0 && plan->granule <= most &&
+                  static_cast<size_t>(shared_limit) >= kGatheringSharedBytes;
 }
 
 void plan_packing(TiledPlan* plan) {
   plan->packed_halves = 0;
   plan->num_exponents = 0;
   plan->group.pack_blocks = 0;
-  plan->bins = 0;
   for (int32_t f = 0; f < plan->group.count; ++f) {
     TiledFeature& feature = plan->group.features[f];
     feature.first_pack_block = plan->group.pack_blocks;
@@ -194,7 +189,8 @@ void plan_packing(TiledPlan* plan) {
       feature.reciprocals[k] =
           static_cast<uint32_t>((int64_t{1} << (31 + shift)) / feature.p[k] + 1);
     }
-    plan->bins = std::max(plan->bins, plan_bins(most_bins(*plan), &feature));
+    feature.prefix_scale = static_cast<uint32_t>(std::min(
+        (int64_t{kBuckets} << 32) / (int64_t{feature.p[0]} * feature.p[1]), int64_t{0xffffffff}));
     // A feature that shares its predecessor's cores has no packing pieces: the search for a piece's
     // feature takes the last one that starts there.
     if (f > 0 && plan->group.features[f - 1].table == feature.table) {
@@ -217,9 +213,11 @@ void plan_packing(TiledPlan* plan) {
 }  // namespace
 
 cudaError_t plan_tiled_forward(const BagBatch& batch, const PooledOutput& output, TiledPlan* plan) {
-  const cudaError_t error = read_device(plan);
+  int shared_limit = 0;
+  const cudaError_t error = read_device(plan, &shared_limit);
   if (error != cudaSuccess) return error;
   plan_rows(batch, plan);
+  plan_gathering(shared_limit, plan);
   plan->has_factors =
       batch.per_sample_weights != nullptr || batch.pooling_mode == PoolingMode::kMean;
   plan->has_sums = plan->adds_to_sums && output.type != ElementType::kFloat32;
@@ -252,7 +250,6 @@ cudaError_t launch_tiled_forward(const TiledPlan& plan, const BagBatch& batch,
   range.disabled = plan.disabled;
   range.buffered_sharers = plan.buffered_sharers;
   range.chunk_shift = plan.chunk_shift;
-  range.bins = plan.bins;
   const int64_t bags = batch.num_features * batch.batch_size;
   if (batch.nnz > 0 && batch.nnz % bags == 0 && batch.nnz / bags < int64_t{1} << 31) {
     range.bag_length = static_cast<uint32_t>(batch.nnz / bags);

@@ -47,11 +47,12 @@ struct TiledPlan {
   int64_t lookups_per_range;
   int64_t samples_per_range;
   int32_t chunk_shift;  // as in TiledRange
-  int32_t bins;         // as in TiledRange
   int64_t packed_halves;
   int64_t num_exponents;
   int64_t row_slots;              // 0: rows of bags are added to their sums
   bool folds;                     // equal ids are folded before the contraction
+  bool gathers;                   // the contraction gathers its lookups itself,
+  int32_t granule;                // at most so many a block
   bool buffers_single_rows;       // of those that lookups do not share, where `folds`
   int32_t rows_per_block;         // as in TiledWorkspace
   int32_t buffered_row_elements;  // as in TiledWorkspace

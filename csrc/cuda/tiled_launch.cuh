@@ -24,7 +24,6 @@ cudaError_t launch_tiling(const TiledLaunch& launch) {
     default:
       break;
   }
-  if (error == cudaSuccess && launch.plan.folds) error = launch_tiled_fold(launch);
   if (error != cudaSuccess) return error;
   if (launch.plan.three_products) {
     return launch.plan.tiling.exact ? launch_contract<kRank1, kRank2, kQ3, true, true>(launch)

@@ -15,12 +15,10 @@ namespace flowtt::cuda {
 // Digits of an id are stored in 16 bits each.
 inline constexpr int32_t kMaxTiledFactor = 65536;
 
-// Bins that the lookups of a feature are sorted into: one counter each in shared memory.
-inline constexpr int32_t kMaxTiledBins = 4096;
-
-// Bins whose lookups are summed up when places are found for them, by a block.
-inline constexpr int32_t kSummedBins = 128;
-inline constexpr int32_t kBinSums = kMaxTiledBins / kSummedBins;
+// The buckets that the lookups of a feature are partitioned into: ranges of prefixes.
+inline constexpr int32_t kBuckets = 256;
+// From one chunk's bucket starts to the next; the last ones are the chunk's lookups.
+inline constexpr int32_t kBucketRow = kBuckets + 8;
 
 // A tile is the rows of four prefixes: q1 and q2 fill at most four rows of it each.
 inline constexpr int kTileLookups = 4;
@@ -40,8 +38,8 @@ inline constexpr int64_t kCheckpointBytes = int64_t{512} << 10;
 // Prefix products of a multiprocessor when fusion is disabled.
 inline constexpr int64_t kScratchBytesPerMultiprocessor = int64_t{160} << 10;
 
-// One lookup after sorting. Tables of two and of four cores are seen as if they had three, see
-// set_three_cores.
+// One lookup, its id taken apart. Tables of two and of four cores are seen as if they had three,
+// see set_three_cores.
 struct __align__(16) GroupedLookup {
   uint32_t outer;  // i1 | i3 << 16
   uint32_t i2;
@@ -102,10 +100,8 @@ struct TiledFeature {
   int32_t feature;
   int32_t table;
   int32_t first_pack_block;  // in the preparation launch; equal to the next feature's if it shares
-  // bin = (i2 >> bin_shift) * bin_split + i1 * bin_split / p1
-  uint32_t minor_scale;  // bin_split / p1, as a fraction of 2^32
-  uint16_t bin_shift;
-  uint16_t bin_split;
+  // Prefixes are ordered by i2 * p1 + i1; kBuckets / (p1 p2), as a fraction of 2^32.
+  uint32_t prefix_scale;
 };
 
 struct TiledGroup {
@@ -120,8 +116,7 @@ struct TiledRange {
   int64_t end_sample;
   int64_t first_lookup;
   int64_t end_lookup;
-  int32_t chunk_shift;  // log2 of the lookups of a block that sorts
-  int32_t bins;         // that any feature uses, a multiple of kSummedBins
+  int32_t chunk_shift;  // log2 of the lookups of a block that partitions
   // The length that all bags of the call have, if they have one length, or 0, and 2^32 divided by
   // it, rounded down, at most 2^32 - 1.
   uint32_t bag_length;
@@ -132,9 +127,17 @@ struct TiledRange {
   int32_t buffered_sharers;
 };
 
-// Device memory of a call. `entries` has one element per lookup of the range, feature after
-// feature, within a feature sorted by bin.
+// Device memory of a call. `partitioned` and `entries` have one element per lookup of the range,
+// feature after feature.
 struct TiledWorkspace {
+  // Of the preparation, not after it: within a feature chunk after chunk, in each of them by
+  // bucket, with their factors as below; and where the buckets of each chunk start, [chunks,
+  // kBucketRow].
+  GroupedLookup* partitioned;
+  float* partitioned_factors;
+  uint16_t* bucket_starts;
+  // Within a feature by prefix, but for what lies in different granules (tiled_gather.cuh). Null
+  // where the lookups are folded.
   GroupedLookup* entries;
   float* factors;       // of each entry: weight, weight / length or 1 / length; null when all are 1
   __half* packed_high;  // cores in fragment order, scaled slice by slice, rounded to fp16
@@ -142,14 +145,10 @@ struct TiledWorkspace {
   int32_t* exponents;   // binary exponent of each slice's scale
   float* sums;          // [samples of the range, row_stride] of a 16-bit output, or null
   uint32_t* control;    // [kControlWords], zeros when the contraction starts
-  // Of the preparation, not after it: [chunks, kMaxTiledBins] lookups of each bin of each chunk,
-  // then where they start; and [chunks, kBinSums] sums of the former.
-  uint32_t* bin_starts;
-  uint32_t* bin_sums;
-  void* checkpoints;  // kCheckpointBytes
-  void* scratch;      // kScratchBytesPerMultiprocessor for each; null unless fusion is disabled
-  void* rows;         // [slots, buffered_row_elements]: fp16 with one product, fp32 with three;
-                      // or null: rows of bags are added to their sums
+  void* checkpoints;    // kCheckpointBytes
+  void* scratch;        // kScratchBytesPerMultiprocessor for each; null unless fusion is disabled
+  void* rows;           // [slots, buffered_row_elements]: fp16 with one product, fp32 with three;
+                        // or null: rows of bags are added to their sums
   uint2*
       row_of_lookup;  // {slot or kAddedRow, bits of the row's factor} by position; null as `rows`
   // Bags of many lookups are summed in pieces of kPoolPiece lookups.
@@ -160,7 +159,7 @@ struct TiledWorkspace {
                              // own adds. 0: the slot of a row is the number of its first
                              // entry, so that every row has one
   int32_t buffered_row_elements;  // a multiple of 8
-  // What folding makes of the entries, or null: the distinct rows of a feature from its first entry
+  // What folding makes of the lookups, or null: the distinct rows of a feature from its first entry
   // on, with a slot or kAddedRow for the position, and their factors as above.
   GroupedLookup* folded_rows;
   float* folded_factors;

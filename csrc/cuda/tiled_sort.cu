@@ -1,46 +1,41 @@
-// The first and the last launch of the preparation, which are the same for all tables.
+// The second launch of the preparation, which is the same for all tables.
+
+#include "tiled_sort.h"
 
 #include <algorithm>
 
-#include "tiled_counting.cuh"
-#include "tiled_kernel_launch.cuh"
-#include "tiled_scatter.cuh"
-#include "tiled_sort.h"
+#include "tiled_folding.cuh"
+#include "tiled_prepare_launch.cuh"
+#include "tiled_sorting.cuh"
 
 namespace flowtt::cuda {
 namespace {
 
-constexpr int64_t kMaxClearingPieces = 64;
-constexpr int64_t kClearedVectorsPerBlock = 2048;
-
-// The sums of the range, if they can be cleared as a whole; otherwise the last launch clears those
-// that rows are added to.
-ClearedVectors whole_sums(const TiledLaunch& launch) {
-  const TiledPlan& plan = launch.plan;
-  // Where most bags have one lookup, few sums need it.
-  if (!launch.clears_sums || plan.row_slots == 0) return {nullptr, 0};
-  const int64_t samples = launch.range.end_sample - launch.range.first_sample;
-  const int64_t stride = launch.output.row_stride;
-  float* sums = launch.workspace.sums;
-  if (sums == nullptr) {
-    int64_t columns = 0;
-    for (int32_t f = 0; f < plan.group.count; ++f) {
-      columns += plan.group.features[f].embedding_dim;
-    }
-    // Other launches may have written the other columns.
-    if (columns != stride) return {nullptr, 0};
-    sums = static_cast<float*>(launch.output.data) + launch.range.first_sample * stride;
-  }
-  if (reinterpret_cast<uintptr_t>(sums) % 16 != 0 || samples * stride % 4 != 0) {
-    return {nullptr, 0};
-  }
-  return {reinterpret_cast<uint4*>(sums), samples * stride / 4};
+// A granule is as many lookups as a block has threads.
+template <typename... Parameters, typename... Arguments>
+cudaError_t launch_granules(void (*kernel)(Parameters...), int threads, const TiledLaunch& launch,
+                            const ClearingPieces& pieces, const Arguments&... arguments) {
+  const int64_t lookups = launch.lookups();
+  // No granule has lookups of two features.
+  const int32_t granules =
+      static_cast<int32_t>(lookups > 0 ? (lookups - 1) / threads + launch.plan.group.count : 0);
+  const int32_t warps = threads / 32;
+  const int32_t noting =
+      launch.workspace.piece_bags != nullptr
+          ? std::min((pieces.count + warps - 1) / warps, launch.plan.multiprocessors)
+          : 0;
+  if (granules + noting == 0) return cudaSuccess;
+  const cudaError_t error = share_memory_split(kernel);
+  if (error != cudaSuccess) return error;
+  return launch_kernel(kernel, granules + noting, threads, 0, launch.plan.dependent_launch,
+                       launch.stream, launch.plan.group, launch.batch, launch.range,
+                       launch.workspace, pieces, granules, arguments...);
 }
 
 }  // namespace
 
 int32_t choose_chunk_shift(int64_t lookups, int32_t multiprocessors) {
-  // Few enough chunks that the blocks of the last launch fit on the device beside those that pack.
+  // Few enough chunks that all blocks fit on the device beside those that pack.
   const int64_t most = int64_t{multiprocessors} * 3 / 4;
   int32_t shift = kMinChunkShift;
   while (shift < kMaxChunkShift && lookups > most << shift) ++shift;
@@ -54,52 +49,13 @@ int32_t max_chunks(const TiledPlan& plan, int64_t lookups) {
   return static_cast<int32_t>((lookups + chunk - 1) / chunk + plan.group.count - 1);
 }
 
-cudaError_t launch_count(const TiledLaunch& launch) {
-  const TiledPlan& plan = launch.plan;
-  const TiledWorkspace& workspace = launch.workspace;
-  // What lies between the two is cleared too.
-  const uint32_t* const end = workspace.piece_arrivals != nullptr
-                                  ? workspace.piece_arrivals + plan.lookups_per_range / kPoolPiece
-                                  : workspace.control + kControlWords;
-  const ClearedVectors counters{reinterpret_cast<uint4*>(workspace.control),
-                                (end - workspace.control + 3) / 4};
-  const ClearedVectors sums = whole_sums(launch);
-  const int64_t clearing =
-      std::clamp<int64_t>(sums.count / kClearedVectorsPerBlock, 1, plan.multiprocessors);
-  const int32_t chunks = max_chunks(plan, launch.lookups());
-  const cudaError_t error = share_memory_split(tiled_count_kernel);
-  if (error != cudaSuccess) return error;
-  return launch_kernel(tiled_count_kernel, chunks + clearing, kPrepareThreads, 0,
-                       plan.dependent_launch, launch.stream, plan.group, launch.batch, launch.range,
-                       workspace, chunks, counters, sums);
-}
-
-cudaError_t launch_scatter(const TiledLaunch& launch) {
-  const TiledRange& range = launch.range;
-  const TiledGroup& group = launch.plan.group;
-  const int64_t samples = range.end_sample - range.first_sample;
-  const int64_t bags_per_piece = std::clamp<int64_t>(
-      samples * group.count / kMaxClearingPieces / kPrepareWarps * kPrepareWarps, kPrepareWarps,
-      kMaxBagsPerPiece);
-  ClearingPieces pieces{};
-  pieces.pieces_per_feature = static_cast<int32_t>((samples + bags_per_piece - 1) / bags_per_piece);
-  pieces.count = group.count * pieces.pieces_per_feature;
-  pieces.bags_per_piece = static_cast<int32_t>(bags_per_piece);
-  pieces.clears_sums = launch.clears_sums && whole_sums(launch).count == 0;
-  const int32_t chunks = max_chunks(launch.plan, launch.lookups());
-  const int32_t multiprocessors = launch.plan.multiprocessors;
-  // As many other blocks as fit beside those that scatter.
-  const int32_t others =
-      std::min(pieces.count, std::max(2 * multiprocessors - chunks, (multiprocessors + 1) / 2));
-  const size_t shared_bytes = ScatterScratch::bytes(range.bins, range.chunk_shift);
-  cudaError_t error =
-      cudaFuncSetAttribute(tiled_scatter_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           static_cast<int>(shared_bytes));
-  if (error == cudaSuccess) error = share_memory_split(tiled_scatter_kernel);
-  if (error != cudaSuccess) return error;
-  return launch_kernel(tiled_scatter_kernel, chunks + others, kPrepareThreads, shared_bytes,
-                       launch.plan.dependent_launch, launch.stream, group, launch.batch, range,
-                       launch.workspace, launch.output, pieces, chunks);
+cudaError_t launch_sort(const TiledLaunch& launch) {
+  const ClearingPieces pieces = divide_clearing(launch, false);
+  if (!launch.plan.folds) {
+    return launch_granules(tiled_sort_kernel, kSortThreads, launch, pieces);
+  }
+  const FoldPass pass{!launch.plan.three_products, launch.plan.buffers_single_rows};
+  return launch_granules(tiled_fold_kernel, kFoldThreads, launch, pieces, pass);
 }
 
 }  // namespace flowtt::cuda

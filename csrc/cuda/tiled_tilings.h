@@ -17,11 +17,18 @@ int64_t packed_slice_halves(const Tiling& tiling, const TiledFeature& feature, i
 // Blocks' worth of work that packing the feature's cores is.
 int64_t packing_pieces(const Tiling& tiling, const TiledFeature& feature);
 
+// Warps of a block of the tiled contraction: what is fastest of what the registers allow.
+constexpr int contract_warps(int rank, bool three_products) {
+  return rank == 32 ? 16 : three_products ? 20 : 24;
+}
+
+// Shared memory of a block that a device must have for a contraction that gathers.
+inline constexpr size_t kGatheringSharedBytes = size_t{200} << 10;
+
 // Prepares and contracts one range.
 cudaError_t launch_tiling(const TiledLaunch& launch);
 
 // Sums the buffered rows of the range's bags, and rounds finished sums to a 16-bit output.
-cudaError_t launch_tiled_fold(const TiledLaunch& launch);
 cudaError_t launch_tiled_pool(const TiledLaunch& launch);
 
 }  // namespace flowtt::cuda

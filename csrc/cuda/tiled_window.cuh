@@ -187,6 +187,16 @@ __device__ __forceinline__ LookupScale load_scale(const GroupedLookup& lookup,
   return scale;
 }
 
+// The sum of the exponents of a lookup's slices.
+__device__ __forceinline__ int32_t load_exponent(uint32_t outer, uint32_t i2,
+                                                 const TiledFeature& feature,
+                                                 const TiledWorkspace& workspace) {
+  const int32_t* const exponents = workspace.exponents;
+  return __ldg(exponents + feature.exponents[0] + (outer & 0xffffu)) +
+         __ldg(exponents + feature.exponents[1] + i2) +
+         __ldg(exponents + feature.exponents[2] + (outer >> 16));
+}
+
 __device__ __forceinline__ float factor_of(const LookupScale& scale) {
   return scaled(scale.weight, -(scale.exponents[0] + scale.exponents[1] + scale.exponents[2]));
 }
