@@ -55,12 +55,12 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
                                  const __grid_constant__ PooledOutput output, int32_t most) {
   using Chain = TiledChain<kRank1, kRank2, kQ3, kThreeProducts, kHeld>;
   using Storage = WarpStorage<Chain, true>;
-  extern __shared__ __align__(128) char shared[];
+  extern __shared__ __align__(128) char warp_storage[];
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
-  Storage& storage = reinterpret_cast<Storage*>(shared)[warp];
+  Storage& storage = reinterpret_cast<Storage*>(warp_storage)[warp];
   auto& gathered =
-      *reinterpret_cast<GatheredLookups<kWarps * 32>*>(shared + kWarps * sizeof(Storage));
+      *reinterpret_cast<GatheredLookups<kWarps * 32>*>(warp_storage + kWarps * sizeof(Storage));
   allow_dependent_launch();
   for (int i = lane; i < kWindow + kTileLookups; i += 32) storage.plan.first[i] = 0;
   const int32_t lookups = gather_lookups(gathered, group, batch, range, workspace, most);
