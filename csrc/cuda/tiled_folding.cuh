@@ -123,7 +123,8 @@ __global__ void __launch_bounds__(kFoldThreads, 2) tiled_fold_kernel(
   }
   clear_ranges(order_scratch);
   int32_t partitioned = 0;
-  if (!find_lookups(gather_scratch, group, batch, range, workspace, &partitioned)) return;
+  if (!find_lookups(gather_scratch, group, batch, range, workspace, blockIdx.x, &partitioned))
+    return;
 
   const Granule& granule = gather_scratch.granule;
   const TiledFeature& feature = group.features[granule.f];

@@ -184,13 +184,8 @@ void plan_packing(TiledPlan* plan) {
     for (int k = 0; k < feature.num_cores; ++k) {
       feature.slice_halves[k] =
           static_cast<uint32_t>(packed_slice_halves(plan->tiling, feature, k));
-      uint8_t& shift = feature.reciprocal_shifts[k];
-      while (int64_t{1} << shift < feature.p[k]) ++shift;
-      feature.reciprocals[k] =
-          static_cast<uint32_t>((int64_t{1} << (31 + shift)) / feature.p[k] + 1);
     }
-    feature.prefix_scale = static_cast<uint32_t>(std::min(
-        (int64_t{kBuckets} << 32) / (int64_t{feature.p[0]} * feature.p[1]), int64_t{0xffffffff}));
+    set_prefix_order(&feature);
     // A feature that shares its predecessor's cores has no packing pieces: the search for a piece's
     // feature takes the last one that starts there.
     if (f > 0 && plan->group.features[f - 1].table == feature.table) {

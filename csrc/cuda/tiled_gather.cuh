@@ -49,11 +49,11 @@ struct GatherScratch {
   }
 };
 
-// Finds the granule of this block; feature after feature, of each as many as it needs, of equal
-// length. most: lookups of a granule, at most kThreads. By the first warp, after load_segments.
+// Finds granule `number`; feature after feature, of each as many as it needs, of equal length.
+// most: lookups of a granule, at most kThreads. By the first warp, after load_segments.
 template <typename Scratch>
 __device__ __forceinline__ void find_granule(Scratch& scratch, int32_t features,
-                                             int32_t chunk_shift, int32_t most) {
+                                             int32_t chunk_shift, int32_t most, int32_t number) {
   const int32_t lane = static_cast<int32_t>(threadIdx.x);
   const int32_t first = scratch.segments.first_entry[min(lane, features - 1)];
   const int32_t lookups = lane < features ? scratch.segments.first_entry[lane + 1] - first : 0;
@@ -61,11 +61,10 @@ __device__ __forceinline__ void find_granule(Scratch& scratch, int32_t features,
   const int32_t up_to = inclusive_sum(granules);
   const int32_t chunks = count_chunks(lookups, chunk_shift);
   const int32_t chunks_up_to = inclusive_sum(chunks);
-  const int32_t block = static_cast<int32_t>(blockIdx.x);
-  const int32_t f = __ffs(__ballot_sync(kAllLanes, up_to > block)) - 1;
+  const int32_t f = __ffs(__ballot_sync(kAllLanes, up_to > number)) - 1;
   if (lane == max(f, 0)) {
     const int32_t per_granule = granules > 0 ? (lookups + granules - 1) / granules : 0;
-    const int32_t begin = min((block - (up_to - granules)) * per_granule, lookups);
+    const int32_t begin = min((number - (up_to - granules)) * per_granule, lookups);
     scratch.granule = {f,       begin, f < 0 ? 0 : min(per_granule, lookups - begin),
                        lookups, first, chunks_up_to - chunks,
                        chunks};
@@ -183,17 +182,17 @@ __device__ __forceinline__ int32_t find_partitioned(const Scratch& scratch) {
   return granule.first_entry + item + scratch.distances[max(start, 0)];
 }
 
-// From the start of a block to the place of each thread's lookup: false if there are none. Waits
-// for the partition. Called by all threads; has barriers.
+// From the start of a block to the place of each thread's lookup, of granule `number`: false if
+// there are none. Waits for the partition. Called by all threads; has barriers.
 template <typename Scratch>
 __device__ __forceinline__ bool find_lookups(Scratch& scratch, const TiledGroup& group,
                                              const BagBatch& batch, const TiledRange& range,
-                                             const TiledWorkspace& workspace, int32_t* place,
-                                             int32_t most = Scratch::kThreads) {
+                                             const TiledWorkspace& workspace, int32_t number,
+                                             int32_t* place, int32_t most = Scratch::kThreads) {
   if (threadIdx.x < kBuckets) scratch.starts[threadIdx.x] = 0;
   if (threadIdx.x < Scratch::kWarps) scratch.segment_bits[threadIdx.x] = 0;
   load_segments(scratch.segments, group, batch, range);
-  if (threadIdx.x < 32) find_granule(scratch, group.count, range.chunk_shift, most);
+  if (threadIdx.x < 32) find_granule(scratch, group.count, range.chunk_shift, most, number);
   __syncthreads();
   wait_for_previous_kernel();
   // Offsets out of order can make features overlap; the preparation reports them.

@@ -26,7 +26,8 @@ __device__ __forceinline__ int32_t gather_lookups(GatheredLookups<kThreads>& gat
                                                   const TiledWorkspace& workspace, int32_t most) {
   clear_ranges(gathered.order);
   int32_t place = 0;
-  if (!find_lookups(gathered.scratch, group, batch, range, workspace, &place, most)) return 0;
+  if (!find_lookups(gathered.scratch, group, batch, range, workspace, blockIdx.x, &place, most))
+    return 0;
   const Granule& granule = gathered.scratch.granule;
   const bool exists = static_cast<int32_t>(threadIdx.x) < granule.count;
   const uint4 entry = reinterpret_cast<const uint4*>(workspace.partitioned)[place];

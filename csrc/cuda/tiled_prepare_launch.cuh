@@ -55,8 +55,9 @@ inline constexpr size_t kMaxSharedBytes = size_t{96} << 10;
 // Of a block, beside its packing.
 inline constexpr int64_t kMaxClearedVectors = 4096;
 
+// sums: what else is cleared.
 template <typename Packing>
-cudaError_t launch_prepare(const TiledLaunch& launch) {
+cudaError_t launch_prepare(const TiledLaunch& launch, const ClearedVectors& sums) {
   const TiledPlan& plan = launch.plan;
   const TiledWorkspace& workspace = launch.workspace;
   const TiledGroup& group = plan.group;
@@ -68,7 +69,7 @@ cudaError_t launch_prepare(const TiledLaunch& launch) {
                                   ? workspace.piece_arrivals + plan.lookups_per_range / kPoolPiece
                                   : workspace.control + kControlWords;
   work.counters = {reinterpret_cast<uint4*>(workspace.control), (end - workspace.control + 3) / 4};
-  work.sums = whole_sums(launch);
+  work.sums = sums;
   work.bags = divide_clearing(launch, launch.clears_sums && work.sums.count == 0);
   // As many blocks as are of use and fit beside those that partition.
   const int32_t multiprocessors = plan.multiprocessors;
@@ -90,6 +91,11 @@ cudaError_t launch_prepare(const TiledLaunch& launch) {
                         workspace, launch.output, work, chunks);
   if (error != cudaSuccess) return error;
   return plan.gathers ? cudaSuccess : launch_sort(launch);
+}
+
+template <typename Packing>
+cudaError_t launch_prepare(const TiledLaunch& launch) {
+  return launch_prepare<Packing>(launch, whole_sums(launch));
 }
 
 }  // namespace flowtt::cuda

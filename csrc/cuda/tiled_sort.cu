@@ -49,6 +49,17 @@ int32_t max_chunks(const TiledPlan& plan, int64_t lookups) {
   return static_cast<int32_t>((lookups + chunk - 1) / chunk + plan.group.count - 1);
 }
 
+void set_prefix_order(TiledFeature* feature) {
+  for (int k = 0; k < feature->num_cores; ++k) {
+    uint8_t& shift = feature->reciprocal_shifts[k];
+    while (int64_t{1} << shift < feature->p[k]) ++shift;
+    feature->reciprocals[k] =
+        static_cast<uint32_t>((int64_t{1} << (31 + shift)) / feature->p[k] + 1);
+  }
+  feature->prefix_scale = static_cast<uint32_t>(std::min(
+      (int64_t{kBuckets} << 32) / (int64_t{feature->p[0]} * feature->p[1]), int64_t{0xffffffff}));
+}
+
 cudaError_t launch_sort(const TiledLaunch& launch) {
   const ClearingPieces pieces = divide_clearing(launch, false);
   if (!launch.plan.folds) {

@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(kSortThreads, 2)
   }
   clear_ranges(order_scratch);
   int32_t place = 0;
-  if (!find_lookups(scratch, group, batch, range, workspace, &place)) return;
+  if (!find_lookups(scratch, group, batch, range, workspace, blockIdx.x, &place)) return;
   const Granule& granule = scratch.granule;
   const uint4 entry = reinterpret_cast<const uint4*>(workspace.partitioned)[place];
   const float factor = workspace.factors != nullptr ? workspace.partitioned_factors[place] : 1.0f;
