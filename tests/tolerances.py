@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclasses.dataclass(frozen=True)
 class Tolerance:
-    """Largest error, relative to the largest entry of the expected tensor, or of its `terms`.
+    """Largest error, relative to the largest entry of the expected tensor.
 
     Relative to the whole tensor and not to each entry, because an entry near zero is a difference
     of large terms, whose rounding errors stay.
@@ -38,8 +38,9 @@ def assert_close(
         expected: float64, same shape.
         what: named in the message.
         slack: factor on the tolerance, where errors grow with the number of terms.
-        terms: sums of the magnitudes of the terms of each entry. Where few entries are expected,
-            all of them may have cancelled; without it they are taken not to have.
+        terms: sums of the magnitudes of the terms of each entry. Where there are few entries all
+            of them may have cancelled, which leaves the errors of the sums, in the accumulation
+            dtype; without it they are taken not to have.
 
     Raises:
         AssertionError: shapes differ, or an error is too large; names the worst entry.
@@ -48,8 +49,11 @@ def assert_close(
     if expected.numel() == 0:
         return
     error = (actual.to(torch.float64) - expected).abs()
-    scale = max((expected if terms is None else terms).abs().max().item(), 1e-30)
+    scale = max(expected.abs().max().item(), 1e-30)
     allowed = TOLERANCES[actual.dtype].relative * slack * scale
+    if terms is not None:
+        summed = torch.float64 if actual.dtype == torch.float64 else torch.float32
+        allowed += TOLERANCES[summed].relative * slack * terms.abs().max().item()
     worst = int(error.argmax())
     value = error.flatten()[worst].item()
     assert value <= allowed, (

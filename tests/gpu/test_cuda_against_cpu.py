@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests import reference
 from tests.gpu.call_strategies import MANY, calls
 from tests.gpu.calls import Call
 from tests.gpu.expected import assert_matches
@@ -27,9 +28,8 @@ SETTINGS = settings(
 def assert_close_to_cpu(actual: Tensor, cpu: Call) -> None:
     """Errors relative to the sums of the terms' magnitudes: a sum of few columns may cancel."""
     expected = cpu.forward()
-    magnitudes = dataclasses.replace(cpu, cores=[core.abs() for core in cpu.cores])
-    if magnitudes.per_sample_weights is not None:
-        magnitudes.per_sample_weights = magnitudes.per_sample_weights.abs()
+    cores, bags = reference.magnitudes(cpu.cores, cpu)
+    magnitudes = dataclasses.replace(bags, cores=cores)
     assert actual.shape == expected.shape
     if actual.numel() == 0:
         return

@@ -15,9 +15,9 @@ from torchrec_flowtt.shapes.arguments import quoted_names
 class BatchRequirements:
     """Checks of a batch's ``KeyedJaggedTensor`` against the tables of a collection.
 
-    :meth:`check_weights`, :meth:`check_keys` and :meth:`check_values` look at names, dtypes and
-    sizes only, :meth:`check_lengths` at what TorchRec brings to the host anyway; they are meant for
-    every batch. :meth:`explain` reads the tensors, which only a lookup that has failed is worth.
+    :meth:`check_form` looks at names, dtypes and sizes only, :meth:`check_lengths` at what TorchRec
+    brings to the host anyway; they are meant for every batch. :meth:`explain` reads the tensors,
+    which only a lookup that has failed is worth.
 
     Args:
         configs: the tables.
@@ -35,7 +35,23 @@ class BatchRequirements:
             for feature in config.feature_names:
                 self._tables.setdefault(feature, []).append(config.name)
 
-    def check_weights(self, features: KeyedJaggedTensor) -> None:
+    def check_form(self, features: KeyedJaggedTensor, first_keys: list[str] | None = None) -> None:
+        """Refuses weights, keys and values that cannot be looked up.
+
+        Args:
+            features: the batch.
+            first_keys: as in :meth:`check_keys`.
+
+        Raises:
+            KeyError: a feature is missing.
+            TypeError: weights or values have a wrong dtype.
+            ValueError: anything else is wrong.
+        """
+        self._check_weights(features)
+        self.check_keys(features.keys(), first_keys)
+        self._check_values(features)
+
+    def _check_weights(self, features: KeyedJaggedTensor) -> None:
         """Refuses missing or unusable weights; warns, once, of weights that are not used.
 
         Raises:
@@ -111,7 +127,7 @@ class BatchRequirements:
                     f"position, got key {keys.index(feature)}"
                 )
 
-    def check_values(self, features: KeyedJaggedTensor) -> None:
+    def _check_values(self, features: KeyedJaggedTensor) -> None:
         """Refuses values that are no ids.
 
         Raises:
@@ -154,9 +170,7 @@ class BatchRequirements:
             KeyError, TypeError, ValueError: what is wrong, with the names of features and tables.
         """
         if isinstance(features, KeyedJaggedTensor):
-            self.check_weights(features)
-            self.check_keys(features.keys())
-            self.check_values(features)
+            self.check_form(features)
             self._explain_lengths(features)
         elif isinstance(error, AttributeError):
             raise TypeError(

@@ -97,9 +97,7 @@ class FlowTTEmbeddingBagCollection(EmbeddingBagCollection):
             TypeError, ValueError, RuntimeError: something else is wrong with the batch.
         """
         if isinstance(features, KeyedJaggedTensor):
-            self._batch_requirements.check_weights(features)
-            self._batch_requirements.check_keys(features.keys())
-            self._batch_requirements.check_values(features)
+            self._batch_requirements.check_form(features)
             features = for_lookup(features, self.is_weighted())
         try:
             if isinstance(features, KeyedJaggedTensor):

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-# By their position here ranks tell each other their dtypes. Empty tensors may be no integers.
+# By their position here ranks tell each other their dtypes. Lengths of no bags may be no integers.
 _DTYPES = (
     torch.int32,
     torch.int64,

@@ -97,9 +97,7 @@ class ShardedFlowTTEmbeddingBagCollection(ShardedEmbeddingBagCollection):
                 see without reading its tensors.
         """
         if isinstance(features, KeyedJaggedTensor):
-            self._batch_requirements.check_weights(features)
-            self._batch_requirements.check_keys(features.keys(), self._first_keys)
-            self._batch_requirements.check_values(features)
+            self._batch_requirements.check_form(features, self._first_keys)
             features = for_exchange(features, self._batch_requirements.is_weighted)
         try:
             if isinstance(features, KeyedJaggedTensor):
