@@ -32,9 +32,6 @@ struct TiledChain {
   static constexpr int kTiles = kRank2 / 8;  // n-tiles of a P_b
   static constexpr int kParts = kThreeProducts ? 2 : 1;
   static constexpr bool kHolds = kHeld > 0;
-  // Pairs of rows whose slices of core 3 are on their way while one is computed: what registers
-  // allow.
-  static constexpr int kPairsAhead = kThreeProducts ? 1 : 2;
   // Bytes of packed slices, and of a P_x and of a tile's in one part.
   static constexpr uint32_t kFirstSlice = kMaxTiledQ * kRank1 * sizeof(__half);
   static constexpr uint32_t kSecondSlice = kMaxTiledQ * kRank1 * kRank2 * sizeof(__half);
@@ -169,7 +166,8 @@ struct TiledChain {
       load_second_part(low, workspace, 1, offset, 0);
       load_first_part(first_low, workspace, 1, first_offset);
     }
-#pragma unroll
+    // What is held needs the loop unrolled; otherwise that only takes registers and instructions.
+#pragma unroll(kHolds ? kMaxTiledQ : 1)
     for (int b = 0; b < kMaxTiledQ; ++b) {
       const SecondPart& second_high = b < kHeld ? second.parts[b < kHeld ? b : 0] : high;
       float p[kTiles][4];

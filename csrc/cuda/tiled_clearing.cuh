@@ -11,6 +11,21 @@ namespace flowtt::cuda {
 
 constexpr int32_t kMaxBagsPerPiece = kPrepareThreads;
 
+// Memory that is to be zeros.
+struct ClearedVectors {
+  uint4* first;
+  int64_t count;
+
+  // One of `parts` blocks' share. Called by all threads.
+  __device__ __forceinline__ void clear(int32_t part, int32_t parts) const {
+#pragma unroll 4
+    for (int64_t i = int64_t{part} * kPrepareThreads + threadIdx.x; i < count;
+         i += int64_t{parts} * kPrepareThreads) {
+      first[i] = make_uint4(0, 0, 0, 0);
+    }
+  }
+};
+
 // How the bags of a launch are cut into pieces, a block's work each.
 struct ClearingPieces {
   int32_t count;

@@ -63,10 +63,9 @@ __device__ __forceinline__ void contract_window(const Tile& tile, uint32_t plan,
   const auto pair_ahead = [&](int pairs) {
     return load_shared_vector(planned + pairs * sizeof(PlannedPair));
   };
-  ThirdPair<Chain> thirds[Chain::kPairsAhead];
-#pragma unroll
-  for (int i = 0; i < Chain::kPairsAhead; ++i) load_thirds(thirds[i], pair_ahead(i));
   const uint4 first_pair = pair_ahead(0);
+  ThirdPair<Chain> pair;
+  load_thirds(pair, first_pair);
   uint32_t place = first_pair.y;  // of the rows of the pair
   uint32_t next_place = first_pair.w;
   if ((place & kHeavyPrefix) != 0) {
@@ -104,9 +103,8 @@ __device__ __forceinline__ void contract_window(const Tile& tile, uint32_t plan,
     }
     __syncwarp();
   };
-  // Computes two rows and replaces their slices by those of the pair that far ahead. False after
-  // the last.
-  const auto step = [&](ThirdPair<Chain>& pair) {
+  // Computes two rows and replaces their slices by those of the next pair. False after the last.
+  const auto step = [&] {
     constexpr uint32_t kDestinations = offsetof(PlannedPair, destinations);
     // Two rows of one tile are computed together.
     const bool is_pair = (next_place & (kFirstOfTile | kPastEnd)) == 0;
@@ -121,7 +119,7 @@ __device__ __forceinline__ void contract_window(const Tile& tile, uint32_t plan,
         Chain::load_prefix(prefixes[1], read_tile, next_place >> 16);
         const uint4 next_destination =
             load_shared_vector(planned + kDestinations + sizeof(RowDestination));
-        const uint4 ahead = pair_ahead(Chain::kPairsAhead);
+        const uint4 ahead = pair_ahead(1);
         float rows[2][4];
         Chain::compute_rows(rows, prefixes, pair.rows);
         load_thirds(pair, ahead);
@@ -135,7 +133,7 @@ __device__ __forceinline__ void contract_window(const Tile& tile, uint32_t plan,
       Chain::compute_rows(rows, prefixes, third);
       emitter.emit(rows[0], place, destination);
       if (is_second || (next_place & kPastEnd) != 0) {
-        load_thirds(pair, pair_ahead(Chain::kPairsAhead));
+        load_thirds(pair, pair_ahead(1));
         break;
       }
       place = next_place;
@@ -147,9 +145,7 @@ __device__ __forceinline__ void contract_window(const Tile& tile, uint32_t plan,
     next_place = next.w;
     return (place & kPastEnd) == 0;
   };
-  // Each place of the unrolled loop has registers of its own for what is on its way.
-  static_assert(Chain::kPairsAhead == 1 || Chain::kPairsAhead == kMaxPairsAhead);
-  while (step(thirds[0]) && (Chain::kPairsAhead == 1 || step(thirds[Chain::kPairsAhead - 1]))) {
+  while (step()) {
   }
   resident = second_slice_of(place >> 8 & 0xffu) & ~kNewSecond;
   const uint32_t first_place = plan + offsetof(WindowPlan, pairs) + offsetof(RowSource, place);

@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "tiled_chunks.cuh"
+#include "tiled_clearing.cuh"
 
 namespace flowtt::cuda {
 
@@ -59,29 +60,13 @@ __device__ __forceinline__ void count_lookups(uint32_t* bins, const SortedChunk&
     find_bad_lookup(feature, batch, first, range.first_lookup + chunk.first + chunk.count);
 }
 
-// Memory that is to be zeros.
-struct ClearedVectors {
-  uint4* first;
-  int64_t count;
-
-  // One of `parts` blocks' share. Called by all threads.
-  __device__ __forceinline__ void clear(int32_t part, int32_t parts) const {
-#pragma unroll 4
-    for (int64_t i = int64_t{part} * kPrepareThreads + threadIdx.x; i < count;
-         i += int64_t{parts} * kPrepareThreads) {
-      first[i] = make_uint4(0, 0, 0, 0);
-    }
-  }
-};
-
-// The grid: `chunks` blocks, a chunk each, and those that clear. counters: of later kernels; sums:
-// if they are cleared as a whole.
+// The grid: `chunks` blocks, a chunk each, and those that clear the counters of later kernels.
 __global__ void __launch_bounds__(kPrepareThreads, 3)
     tiled_count_kernel(const __grid_constant__ TiledGroup group,
                        const __grid_constant__ BagBatch batch,
                        const __grid_constant__ TiledRange range,
                        const __grid_constant__ TiledWorkspace workspace, int32_t chunks,
-                       ClearedVectors counters, ClearedVectors sums) {
+                       ClearedVectors counters) {
   __shared__ uint4 bins[kMaxTiledBins / 4];
   __shared__ SortedChunk shared_chunk;
   for (int32_t i = threadIdx.x; i < range.bins / 4; i += kPrepareThreads) {
@@ -93,9 +78,7 @@ __global__ void __launch_bounds__(kPrepareThreads, 3)
   allow_dependent_launch();
   const int32_t number = static_cast<int32_t>(blockIdx.x);
   if (number >= chunks) {
-    const int32_t parts = static_cast<int32_t>(gridDim.x) - chunks;
-    counters.clear(number - chunks, parts);
-    sums.clear(number - chunks, parts);
+    counters.clear(number - chunks, static_cast<int32_t>(gridDim.x) - chunks);
     return;
   }
   const SortedChunk chunk = find_chunk(shared_chunk, group, batch, range, number);

@@ -10,12 +10,11 @@ cudaError_t launch_tiled_fold(const TiledLaunch& launch) {
   if (lookups == 0) return cudaSuccess;
   // A feature's last chunk may be short.
   const int64_t blocks = (lookups - 1) / kFoldThreads + 1 + launch.plan.group.count - 1;
-  const FoldPass pass{!launch.plan.three_products, launch.plan.buffers_single_rows};
   const cudaError_t error = share_memory_split(tiled_fold_kernel);
   if (error != cudaSuccess) return error;
   return launch_kernel(tiled_fold_kernel, blocks, kFoldThreads, 0, launch.plan.dependent_launch,
                        launch.stream, launch.plan.group, launch.batch, launch.range,
-                       launch.workspace, pass);
+                       launch.workspace, !launch.plan.three_products);
 }
 
 }  // namespace flowtt::cuda

@@ -12,12 +12,9 @@
 namespace flowtt::cuda {
 
 // Entries of a chunk, one for each thread.
-constexpr int kFoldThreads = 1024;
-
-struct FoldPass {
-  bool rows_are_fp16;
-  bool buffers_single_rows;  // those that lookups do not share
-};
+constexpr int kFoldShift = 9;
+constexpr int kFoldThreads = 1 << kFoldShift;
+constexpr int kFoldWarps = kFoldThreads / 32;
 
 // Entries [first, first + count) of feature f of the group.
 struct FoldChunk {
@@ -29,19 +26,20 @@ struct FoldChunk {
 // In shared memory, of each entry of the chunk unless it says otherwise.
 struct FoldScratch {
   // Of the hash table of ids.
-  static constexpr int kPlacesShift = 11;
+  static constexpr int kPlacesShift = kFoldShift + 1;
   static constexpr uint32_t kPlaces = 1u << kPlacesShift;
-  static_assert(kPlaces >= 2 * kFoldThreads);
 
   uint32_t outer[kFoldThreads];   // of GroupedLookup
   uint32_t first_of_id[kPlaces];  // by hash: an entry, or kNoEntry
   uint32_t slot[kFoldThreads];    // of its row, or kAddedRow
   uint16_t i2[kFoldThreads];
   uint8_t sharing[kFoldThreads];           // of its row
-  uint32_t row_counts[kFoldThreads / 32];  // of each warp, see RowCounts
+  uint32_t row_counts[kFoldWarps];         // of each warp, see RowCounts
   uint32_t first_row;                      // where the chunk's rows are written
   uint32_t first_slot;
   uint32_t slots;
+  uint32_t first_single_slot;
+  uint32_t single_slots;
   Segments segments;
   FoldChunk chunk;
 };
@@ -103,8 +101,7 @@ __device__ __forceinline__ RowCounts rank_rows(FoldScratch& scratch, uint32_t ki
   };
   if (lane == 0) scratch.row_counts[warp] = count(kAllLanes);
   __syncthreads();
-  static_assert(kFoldThreads / 32 == 32);
-  const uint32_t counts = scratch.row_counts[lane];
+  const uint32_t counts = lane < kFoldWarps ? scratch.row_counts[lane] : 0;
   rank->packed = __reduce_add_sync(kAllLanes, lane < warp ? counts : 0) + count(lanes_before(lane));
   return {__reduce_add_sync(kAllLanes, counts)};
 }
@@ -126,11 +123,19 @@ __device__ __forceinline__ void find_fold_chunk(FoldScratch& scratch, int32_t fe
   }
 }
 
-__global__ void __launch_bounds__(kFoldThreads, 2)
+// Takes slots of the `capacity` that there are. used: how many have been wanted.
+__device__ __forceinline__ void take_slots(uint32_t* used, uint32_t capacity, uint32_t wanted,
+                                           uint32_t* first, uint32_t* slots) {
+  const uint32_t taken = wanted > 0 ? min(atomicAdd(used, wanted), capacity) : 0;
+  *first = taken;
+  *slots = min(capacity - taken, wanted);
+}
+
+__global__ void __launch_bounds__(kFoldThreads, 2048 / kFoldThreads)
     tiled_fold_kernel(const __grid_constant__ TiledGroup group,
                       const __grid_constant__ BagBatch batch,
                       const __grid_constant__ TiledRange range,
-                      const __grid_constant__ TiledWorkspace workspace, FoldPass pass) {
+                      const __grid_constant__ TiledWorkspace workspace, bool rows_are_fp16) {
   __shared__ FoldScratch scratch;
   allow_dependent_launch();
   const uint32_t entry = threadIdx.x;
@@ -179,16 +184,19 @@ __global__ void __launch_bounds__(kFoldThreads, 2)
   uint32_t kind = find_kind();
   RowCounts rank;
   RowCounts rows = rank_rows(scratch, kind, &rank);
-  const uint32_t wanted = rows.shared() + (pass.buffers_single_rows ? rows.single() : 0);
+  const bool are_apart = workspace.single_slots != kAnySlots;
+  const uint32_t shared_slots = workspace.row_slots - (are_apart ? workspace.single_slots : 0);
   if (entry == 0) {
-    const uint32_t capacity = workspace.row_slots;
-    const uint32_t taken =
-        wanted > 0 ? min(atomicAdd(workspace.control + kUsedSlotsWord, wanted), capacity) : 0;
-    scratch.first_slot = taken;
-    scratch.slots = min(capacity - taken, wanted);
+    take_slots(workspace.control + kUsedSlotsWord, shared_slots,
+               rows.shared() + (are_apart ? 0 : rows.single()), &scratch.first_slot,
+               &scratch.slots);
   }
   uint32_t* const used_rows = workspace.control + kFoldedRowsWord + chunk.f;
   if (entry == 32) scratch.first_row = atomicAdd(used_rows, rows.all());
+  if (entry == 64 && are_apart) {
+    take_slots(workspace.control + kUsedSingleSlotsWord, workspace.single_slots, rows.single(),
+               &scratch.first_single_slot, &scratch.single_slots);
+  }
   __syncthreads();
   const uint32_t slots = scratch.slots;
   const uint32_t planned_rows = rows.all();
@@ -210,7 +218,11 @@ __global__ void __launch_bounds__(kFoldThreads, 2)
   }
   uint32_t slot = kAddedRow;
   if (kind == kSharedRow) slot = scratch.first_slot + rank.shared();
-  if (kind == kSingleRow && rows.shared() + rank.single() < slots) {
+  // Rows that had to be dissolved have left no slots for others.
+  if (kind == kSingleRow && are_apart && rank.single() < scratch.single_slots) {
+    slot = shared_slots + scratch.first_single_slot + rank.single();
+  }
+  if (kind == kSingleRow && !are_apart && rows.shared() + rank.single() < slots) {
     slot = scratch.first_slot + rows.shared() + rank.single();
   }
   if (kind != kNoRow) {
@@ -224,7 +236,7 @@ __global__ void __launch_bounds__(kFoldThreads, 2)
   __syncthreads();
   if (exists && !is_lone) {
     const uint32_t own_slot = scratch.slot[first];
-    const float factor = factor_of(scale) * (pass.rows_are_fp16 ? 1 << kBufferedRowShift : 1);
+    const float factor = factor_of(scale) * (rows_are_fp16 ? 1 << kBufferedRowShift : 1);
     workspace.row_of_lookup[lookup.position] =
         make_uint2(own_slot, own_slot != kAddedRow ? __float_as_uint(factor) : 0u);
   }

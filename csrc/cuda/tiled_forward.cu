@@ -16,9 +16,12 @@ constexpr int64_t kAlignment = 256;
 constexpr int64_t kMaxLookupsPerRange = int64_t{1} << 20;
 constexpr int64_t kMaxBufferedLookupsPerRange = int64_t{3} << 18;  // they take more memory
 constexpr int64_t kMaxSumsBytes = int64_t{8} << 20;
-// Of the buffered rows: with one product, with three.
+// Of the buffered rows: with one product, with one where lookups are folded, with three. Folding
+// keeps a slot for so many lookups for rows that they share.
 constexpr int64_t kRowBytesPerLookup = 32;
+constexpr int64_t kFoldedRowBytesPerLookup = 58;
 constexpr int64_t kExactRowBytesPerLookup = 46;
+constexpr int64_t kLookupsPerSharedSlot = 8;
 constexpr int64_t kMinRowBytes = int64_t{4} << 20;
 constexpr int64_t kMaxRowBytes = int64_t{40} << 20;
 constexpr int64_t kMaxDeterministicRowBytes = int64_t{40} << 20;
@@ -87,6 +90,7 @@ TiledWorkspace place_workspace(const TiledPlan& plan, const PooledOutput& output
     sorted_with = workspace.rows;
   }
   workspace.row_slots = static_cast<uint32_t>(plan.row_slots);
+  workspace.single_slots = plan.single_slots;
   workspace.factors = layout->take<float>(plan.has_factors ? plan.lookups_per_range : 0);
   workspace.sums =
       layout->take<float>(plan.has_sums ? plan.samples_per_range * output.row_stride : 0);
@@ -142,17 +146,20 @@ void plan_rows(const BagBatch& batch, TiledPlan* plan) {
   const int64_t ranges = std::max<int64_t>(ceil_div(batch.nnz, most), 1);
   plan->lookups_per_range = ceil_div(batch.nnz, ranges);
   plan->folds = buffers && plan->tiling.kind == TilingKind::kTiled;
-  plan->buffers_single_rows = true;
+  plan->single_slots = kAnySlots;
   if (buffers) {
-    const int64_t bytes_per_lookup =
-        plan->three_products ? kExactRowBytesPerLookup : kRowBytesPerLookup;
+    const int64_t bytes_per_lookup = plan->three_products ? kExactRowBytesPerLookup
+                                     : plan->folds        ? kFoldedRowBytesPerLookup
+                                                          : kRowBytesPerLookup;
     const int64_t bytes =
         std::clamp(plan->lookups_per_range * bytes_per_lookup, kMinRowBytes, kMaxRowBytes);
     plan->row_slots = plan->lookups_per_range;
     if (!plan->deterministic && bytes / row_bytes(*plan) < plan->row_slots) {
       plan->row_slots = std::max<int64_t>(bytes / row_bytes(*plan), 1);
-      plan->buffers_single_rows = false;
-      if (!plan->folds) {
+      if (plan->folds) {
+        const int64_t shared = ceil_div(plan->lookups_per_range, kLookupsPerSharedSlot);
+        plan->single_slots = static_cast<uint32_t>(std::max<int64_t>(plan->row_slots - shared, 0));
+      } else {
         plan->rows_per_block =
             static_cast<int32_t>(ceil_div(plan->row_slots, plan->multiprocessors));
         plan->row_slots = int64_t{plan->rows_per_block} * plan->multiprocessors;

@@ -52,7 +52,7 @@ struct TiledPlan {
   int64_t num_exponents;
   int64_t row_slots;              // 0: rows of bags are added to their sums
   bool folds;                     // equal ids are folded before the contraction
-  bool buffers_single_rows;       // of those that lookups do not share, where `folds`
+  uint32_t single_slots;          // as in TiledWorkspace
   int32_t rows_per_block;         // as in TiledWorkspace
   int32_t buffered_row_elements;  // as in TiledWorkspace
   int32_t buffered_sharers;       // as in TiledRange

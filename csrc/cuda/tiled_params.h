@@ -31,9 +31,11 @@ inline constexpr int kTiledFeaturesPerLaunch = 20;
 
 // What the contraction wants zeroed for each range: queues and checkpoint tags. In words.
 inline constexpr int32_t kControlWords = 2048;
-// Of these, where lookups are folded: rows of each feature, and slots that have been taken.
+// Of these, where lookups are folded: rows of each feature, and slots that have been taken by rows
+// that lookups share and by others.
 inline constexpr int32_t kFoldedRowsWord = 1984;
-inline constexpr int32_t kUsedSlotsWord = 2047;
+inline constexpr int32_t kUsedSlotsWord = 2046;
+inline constexpr int32_t kUsedSingleSlotsWord = 2047;
 static_assert(kFoldedRowsWord + kTiledFeaturesPerLaunch <= kUsedSlotsWord);
 // Prefix products that several blocks use, whatever the batch.
 inline constexpr int64_t kCheckpointBytes = int64_t{512} << 10;
@@ -54,6 +56,9 @@ inline constexpr uint32_t kLoneLookup = 0x80000000u;
 
 // In row_of_lookup, instead of a slot: the contraction has added the row to the sum.
 inline constexpr uint32_t kAddedRow = 0xffffffffu;
+
+// In single_slots: every row finds a slot, whichever it takes.
+inline constexpr uint32_t kAnySlots = 0xffffffffu;
 
 // Lookups of a piece of a long bag, and how many whole pieces make a bag long.
 inline constexpr int32_t kPoolPiece = 256;
@@ -165,6 +170,7 @@ struct TiledWorkspace {
   GroupedLookup* folded_rows;
   float* folded_factors;
   uint32_t row_slots;
+  uint32_t single_slots;  // the last of these, for rows that lookups do not share, or kAnySlots
 };
 
 static_assert(sizeof(TiledGroup) + sizeof(BagBatch) + sizeof(TiledRange) + sizeof(TiledWorkspace) +

@@ -11,10 +11,9 @@ namespace flowtt::cuda {
 namespace {
 
 constexpr int64_t kMaxClearingPieces = 64;
-constexpr int64_t kClearedVectorsPerBlock = 2048;
 
-// The sums of the range, if they can be cleared as a whole; otherwise the last launch clears those
-// that rows are added to.
+// The sums of the range, if they can be cleared as a whole; otherwise those that rows are added to
+// are cleared one by one.
 ClearedVectors whole_sums(const TiledLaunch& launch) {
   const TiledPlan& plan = launch.plan;
   // Where most bags have one lookup, few sums need it.
@@ -63,15 +62,12 @@ cudaError_t launch_count(const TiledLaunch& launch) {
                                   : workspace.control + kControlWords;
   const ClearedVectors counters{reinterpret_cast<uint4*>(workspace.control),
                                 (end - workspace.control + 3) / 4};
-  const ClearedVectors sums = whole_sums(launch);
-  const int64_t clearing =
-      std::clamp<int64_t>(sums.count / kClearedVectorsPerBlock, 1, plan.multiprocessors);
   const int32_t chunks = max_chunks(plan, launch.lookups());
   const cudaError_t error = share_memory_split(tiled_count_kernel);
   if (error != cudaSuccess) return error;
-  return launch_kernel(tiled_count_kernel, chunks + clearing, kPrepareThreads, 0,
-                       plan.dependent_launch, launch.stream, plan.group, launch.batch, launch.range,
-                       workspace, chunks, counters, sums);
+  return launch_kernel(tiled_count_kernel, chunks + 1, kPrepareThreads, 0, plan.dependent_launch,
+                       launch.stream, plan.group, launch.batch, launch.range, workspace, chunks,
+                       counters);
 }
 
 cudaError_t launch_scatter(const TiledLaunch& launch) {
@@ -85,7 +81,8 @@ cudaError_t launch_scatter(const TiledLaunch& launch) {
   pieces.pieces_per_feature = static_cast<int32_t>((samples + bags_per_piece - 1) / bags_per_piece);
   pieces.count = group.count * pieces.pieces_per_feature;
   pieces.bags_per_piece = static_cast<int32_t>(bags_per_piece);
-  pieces.clears_sums = launch.clears_sums && whole_sums(launch).count == 0;
+  const ClearedVectors sums = whole_sums(launch);
+  pieces.clears_sums = launch.clears_sums && sums.count == 0;
   const int32_t chunks = max_chunks(launch.plan, launch.lookups());
   const int32_t multiprocessors = launch.plan.multiprocessors;
   // As many other blocks as fit beside those that scatter.
@@ -99,7 +96,7 @@ cudaError_t launch_scatter(const TiledLaunch& launch) {
   if (error != cudaSuccess) return error;
   return launch_kernel(tiled_scatter_kernel, chunks + others, kPrepareThreads, shared_bytes,
                        launch.plan.dependent_launch, launch.stream, group, launch.batch, range,
-                       launch.workspace, launch.output, pieces, chunks);
+                       launch.workspace, launch.output, pieces, sums, chunks);
 }
 
 }  // namespace flowtt::cuda

@@ -11,9 +11,6 @@
 
 namespace flowtt::cuda {
 
-// Rows are computed two at a time. Pairs whose slices of core 3 are on their way meanwhile.
-inline constexpr int kMaxPairsAhead = 2;
-
 // Of a distinct id: what is read when loads start ahead.
 struct RowSource {
   uint32_t third;  // slice of core 3, in bytes
@@ -42,12 +39,13 @@ inline constexpr uint32_t kPastEnd = 16;  // not a row of the window
 inline constexpr uint32_t kHeavyPrefix = 32;
 inline constexpr uint32_t kTilePrefix = 64;
 
-// Of one warp, in shared memory. Rows are in the order of their prefixes. The last row is followed
-// by slices of core 3, so that there are whole pairs and loading ahead needs no end; the last
+// Of one warp, in shared memory. Rows are in the order of their prefixes, and are computed two at a
+// time, while the slices of core 3 of the next two are on their way. The last row is followed by
+// slices of core 3, so that there are whole pairs and loading ahead needs no end; the last
 // prefix by its slice of core 2. A tile's prefixes may be followed by those of the next one or of
 // an earlier window: what is computed for them is not used.
 struct __align__(16) WindowPlan {
-  PlannedPair pairs[kWindow / 2 + kMaxPairsAhead + 1];
+  PlannedPair pairs[kWindow / 2 + 2];
   RowDestination lookups[kWindow];         // kEmitEach: kStoreFp32, kStore16Bits or kAddRow
   uint32_t first[kWindow + kTileLookups];  // of each prefix: slice of core 1, in bytes
   uint32_t second[kWindow + 1];            // and of core 2, in bytes | kNewSecond
@@ -238,7 +236,7 @@ __device__ __forceinline__ void plan_window(WindowPlan& plan, const GroupedLooku
     plan.pairs[rank / 2].destinations[rank % 2] = row;
   }
   const int beyond = rows + lane;
-  if (lane <= 2 * kMaxPairsAhead) {
+  if (lane <= 2) {
     plan.pairs[beyond / 2].sources[beyond % 2] = {third, prefixes << 8 | kPastEnd};
   }
 }
