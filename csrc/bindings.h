@@ -28,7 +28,7 @@ Tensor tt_embedding_bag(std::vector<Tensor> cores, Tensor indices, Tensor offset
   return output;
 }
 
-// Device::backward(arguments, grad), gradients like the cores.
+// Device::backward(arguments, grad, allow_tf32), gradients like the cores.
 template <typename Device>
 std::vector<Tensor> tt_embedding_bag_backward(Tensor grad_output, std::vector<Tensor> cores,
                                               Tensor indices, Tensor offsets,
@@ -36,11 +36,11 @@ std::vector<Tensor> tt_embedding_bag_backward(Tensor grad_output, std::vector<Te
                                               std::vector<int64_t> cores_per_table,
                                               std::vector<int64_t> num_embeddings,
                                               std::vector<int64_t> feature_table_map,
-                                              int64_t pooling_mode) {
+                                              int64_t pooling_mode, bool allow_tf32) {
   const EmbeddingBagArguments arguments =
       parse_embedding_bag_arguments(cores, indices, offsets, per_sample_weights, cores_per_table,
                                     num_embeddings, feature_table_map, pooling_mode);
-  return Device::backward(arguments, parse_grad_output(arguments, grad_output));
+  return Device::backward(arguments, parse_grad_output(arguments, grad_output), allow_tf32);
 }
 
 // Device::weights_grad(arguments, grad, weights_grad)
@@ -60,17 +60,15 @@ Tensor tt_embedding_bag_weights_grad(Tensor grad_output, std::vector<Tensor> cor
   return weights_grad;
 }
 
-// Device::backward_update(arguments, grad, states)
+// Device::backward_update(arguments, grad, states, allow_tf32)
 template <typename Device>
-void tt_embedding_bag_backward_update(Tensor grad_output, std::vector<Tensor> cores,
-                                      std::vector<Tensor> momentum1, std::vector<Tensor> momentum2,
-                                      Tensor indices, Tensor offsets,
-                                      std::optional<Tensor> per_sample_weights,
-                                      std::vector<int64_t> cores_per_table,
-                                      std::vector<int64_t> num_embeddings,
-                                      std::vector<int64_t> feature_table_map, int64_t pooling_mode,
-                                      Tensor learning_rate, Tensor iter, std::string optimizer,
-                                      double eps, double beta1, double beta2, double weight_decay) {
+void tt_embedding_bag_backward_update(
+    Tensor grad_output, std::vector<Tensor> cores, std::vector<Tensor> momentum1,
+    std::vector<Tensor> momentum2, Tensor indices, Tensor offsets,
+    std::optional<Tensor> per_sample_weights, std::vector<int64_t> cores_per_table,
+    std::vector<int64_t> num_embeddings, std::vector<int64_t> feature_table_map,
+    int64_t pooling_mode, Tensor learning_rate, Tensor iter, std::string optimizer, double eps,
+    double beta1, double beta2, double weight_decay, bool allow_tf32) {
   const EmbeddingBagArguments arguments =
       parse_embedding_bag_arguments(cores, indices, offsets, per_sample_weights, cores_per_table,
                                     num_embeddings, feature_table_map, pooling_mode);
@@ -78,7 +76,7 @@ void tt_embedding_bag_backward_update(Tensor grad_output, std::vector<Tensor> co
   const OptimizerStates states =
       parse_optimizer_arguments(arguments, cores, momentum1, momentum2, learning_rate, iter,
                                 optimizer, eps, beta1, beta2, weight_decay);
-  Device::backward_update(arguments, grad, states);
+  Device::backward_update(arguments, grad, states, allow_tf32);
 }
 
 template <typename Device>

@@ -32,7 +32,7 @@ struct Cpu {
   }
 
   static std::vector<Tensor> backward(const EmbeddingBagArguments& arguments,
-                                      const StridedMatrix& grad) {
+                                      const StridedMatrix& grad, bool /*allow_tf32*/) {
     std::vector<Tensor> core_grads;
     std::vector<void*> data;
     for (const Tensor& core : arguments.cores) {
@@ -49,7 +49,7 @@ struct Cpu {
   }
 
   static void backward_update(const EmbeddingBagArguments& arguments, const StridedMatrix& grad,
-                              const OptimizerStates& states) {
+                              const OptimizerStates& states, bool /*allow_tf32*/) {
     embedding_bag_backward_update(cpu_call(arguments), grad, states.optimizer, states.momentum1,
                                   states.momentum2);
   }

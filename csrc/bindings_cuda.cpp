@@ -23,34 +23,39 @@ using cuda::CoreTask;
 using cuda::FeatureGroup;
 using cuda::TTFeature;
 
-// Accumulators of all core gradients in one allocation, and which slices were looked up.
+// Accumulators of all core gradients in one allocation, and which slices were looked up. Not
+// cleared yet.
 struct CoreGradients {
-  Tensor accumulators;
-  std::optional<Tensor> touched;
+  Tensor memory;
+  int64_t bytes;  // a multiple of 16
   std::vector<void*> accumulator_of_core;
   std::vector<uint8_t*> touched_of_core;
 };
 
-CoreGradients zeroed_core_gradients(const CudaCall& call, bool with_touched) {
+// Of accumulators, so that those of every core are aligned to vectors.
+constexpr int64_t kGradientAlignment = 32;
+
+CoreGradients allocate_core_gradients(const CudaCall& call, bool with_touched) {
   const std::vector<Tensor>& cores = call.arguments().cores;
-  int64_t numel = 0;
-  int64_t num_slices = 0;
+  const int64_t element_size = call.arguments().core_type == ElementType::kFloat64 ? 8 : 4;
+  const auto padded = [](int64_t bytes) {
+    return (bytes + kGradientAlignment - 1) / kGradientAlignment * kGradientAlignment;
+  };
+  int64_t bytes = 0;
+  int64_t slices = 0;
   for (const Tensor& core : cores) {
-    numel += core.numel();
-    num_slices += core.size(0);
+    bytes += padded(core.numel() * element_size);
+    slices += with_touched ? core.size(0) : 0;
   }
-  CoreGradients gradients{call.zeros(numel, call.accumulation_dtype()), std::nullopt, {}, {}};
-  char* accumulator = static_cast<char*>(gradients.accumulators.mutable_data_ptr());
-  uint8_t* touched = nullptr;
-  if (with_touched) {
-    gradients.touched = call.zeros(num_slices, ScalarType::Byte);
-    touched = static_cast<uint8_t*>(gradients.touched->mutable_data_ptr());
-  }
-  const int64_t element_size = gradients.accumulators.element_size();
+  bytes += padded(slices);
+  CoreGradients gradients{call.empty(bytes, ScalarType::Byte), bytes, {}, {}};
+  char* accumulator = static_cast<char*>(gradients.memory.mutable_data_ptr());
+  uint8_t* touched =
+      with_touched ? reinterpret_cast<uint8_t*>(accumulator) + bytes - padded(slices) : nullptr;
   for (const Tensor& core : cores) {
     gradients.accumulator_of_core.push_back(accumulator);
     gradients.touched_of_core.push_back(touched);
-    accumulator += core.numel() * element_size;
+    accumulator += padded(core.numel() * element_size);
     if (with_touched) touched += core.size(0);
   }
   return gradients;
@@ -130,11 +135,23 @@ void for_each_core_group(const CudaCall& call, const CoreGradients& gradients,
 }
 
 void accumulate_core_gradients(const CudaCall& call, const StridedMatrix& grad_output,
-                               const CoreGradients& gradients) {
+                               CoreGradients& gradients, bool allow_tf32) {
   const EmbeddingBagArguments& arguments = call.arguments();
+  void* const memory = gradients.memory.mutable_data_ptr();
+  const std::vector<int64_t> remaining = differentiate_tiled_features(
+      call, grad_output,
+      [&](int32_t table, int k) {
+        const int64_t core = arguments.first_core[table] + k;
+        return std::pair(static_cast<float*>(gradients.accumulator_of_core[core]),
+                         gradients.touched_of_core[core]);
+      },
+      {memory, gradients.bytes}, allow_tf32);
+  if (remaining.size() == arguments.features.size()) {
+    call.check(cudaMemsetAsync(memory, 0, gradients.bytes, call.stream()));
+  }
   if (arguments.bags.nnz == 0) return;
   for_each_feature_group(
-      call, all_features(arguments), &gradients, cuda::ChainKernel::kGradients,
+      call, remaining, &gradients, cuda::ChainKernel::kGradients,
       [&](const FeatureGroup& group, const ChainPlan& plan, void* global_scratch) {
         return cuda::launch_tt_embedding_bag_backward(arguments.core_type, group, arguments.bags,
                                                       grad_output, plan, global_scratch,
@@ -159,10 +176,10 @@ struct Cuda {
   }
 
   static std::vector<Tensor> backward(const EmbeddingBagArguments& arguments,
-                                      const StridedMatrix& grad) {
+                                      const StridedMatrix& grad, bool allow_tf32) {
     const CudaCall call("tt_embedding_bag_backward", arguments);
-    const CoreGradients gradients = zeroed_core_gradients(call, /*with_touched=*/false);
-    accumulate_core_gradients(call, grad, gradients);
+    CoreGradients gradients = allocate_core_gradients(call, /*with_touched=*/false);
+    accumulate_core_gradients(call, grad, gradients, allow_tf32);
 
     std::vector<Tensor> core_grads;
     std::vector<void*> data;
@@ -190,11 +207,11 @@ struct Cuda {
   }
 
   static void backward_update(const EmbeddingBagArguments& arguments, const StridedMatrix& grad,
-                              const OptimizerStates& states) {
+                              const OptimizerStates& states, bool allow_tf32) {
     if (arguments.bags.nnz == 0) return;
     const CudaCall call("tt_embedding_bag_backward_update", arguments);
-    const CoreGradients gradients = zeroed_core_gradients(call, /*with_touched=*/true);
-    accumulate_core_gradients(call, grad, gradients);
+    CoreGradients gradients = allocate_core_gradients(call, /*with_touched=*/true);
+    accumulate_core_gradients(call, grad, gradients, allow_tf32);
     for_each_core_group(call, gradients, arguments.core_data, &states, [&](const CoreGroup& group) {
       return cuda::launch_optimizer_step(arguments.core_type, group, states.optimizer,
                                          call.stream());

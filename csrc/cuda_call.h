@@ -49,10 +49,6 @@ class CudaCall {
   Tensor empty(int64_t numel, ScalarType dtype) const {
     return torch::stable::new_empty(arguments_.cores[0], std::vector<int64_t>{numel}, dtype);
   }
-  Tensor zeros(int64_t numel, ScalarType dtype) const {
-    return torch::stable::new_zeros(arguments_.cores[0], std::vector<int64_t>{numel}, dtype);
-  }
-  ScalarType accumulation_dtype() const { return flowtt::accumulation_dtype(arguments_.core_type); }
 
  private:
   const char* operator_name_;

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <tuple>
 
+#include "cuda/tiled_backward.h"
 #include "cuda/tiled_forward.h"
 
 namespace flowtt {
@@ -144,6 +145,59 @@ std::vector<int64_t> look_up_tiled_features(const CudaCall& call, const cuda::Po
     Tensor workspace = call.empty(static_cast<int64_t>(plan.workspace_bytes), ScalarType::Byte);
     call.check(cuda::launch_tiled_forward(plan, arguments.bags, output,
                                           workspace.mutable_data_ptr(), call.stream()));
+    first = end;
+  }
+  return remaining;
+}
+
+std::vector<int64_t> differentiate_tiled_features(const CudaCall& call,
+                                                  const StridedMatrix& grad_output,
+                                                  const FindGradient& find_gradient,
+                                                  cuda::ClearedMemory memory, bool allow_tf32) {
+  const EmbeddingBagArguments& arguments = call.arguments();
+  const ForwardChoice choice = forward_choice();
+  int shared_limit = 0;
+  call.check(cuda::read_shared_limit(&shared_limit));
+  std::vector<int64_t> remaining;
+  std::vector<TiledCandidate> candidates;
+  for (size_t feature = 0; feature < arguments.features.size(); ++feature) {
+    const int32_t table = arguments.features[feature].table;
+    if (choice != ForwardChoice::kGeneral && arguments.output_rows > 0 && arguments.bags.nnz > 0 &&
+        cuda::has_tiled_backward(arguments.core_type, arguments.tables[table], shared_limit)) {
+      candidates.push_back({{}, static_cast<int64_t>(feature), table});
+    } else {
+      remaining.push_back(static_cast<int64_t>(feature));
+    }
+  }
+  // Tables of lower ranks have kernels of their own.
+  const auto rank_class = [&](const TiledCandidate& candidate) {
+    return cuda::padded_gradient_rank(arguments.tables[candidate.table]);
+  };
+  std::stable_sort(candidates.begin(), candidates.end(),
+                   [&](const TiledCandidate& left, const TiledCandidate& right) {
+                     return rank_class(left) < rank_class(right);
+                   });
+  for (size_t first = 0; first < candidates.size();) {
+    cuda::BackwardPlan plan{};
+    plan.core_type = arguments.core_type;
+    plan.three_products = !allow_tf32;
+    plan.rank = rank_class(candidates[first]);
+    if (first == 0) plan.cleared = memory;
+    size_t end = first;
+    while (end < candidates.size() && rank_class(candidates[end]) == plan.rank &&
+           plan.group.count < cuda::kTiledFeaturesPerLaunch) {
+      const int32_t f = plan.group.count++;
+      plan.group.features[f] = tiled_feature(arguments, candidates[end]);
+      for (int k = 0; k < 3; ++k) {
+        std::tie(plan.targets[f].gradients[k], plan.targets[f].touched[k]) =
+            find_gradient(candidates[end].table, k);
+      }
+      ++end;
+    }
+    call.check(cuda::plan_tiled_backward(arguments.bags, grad_output, &plan));
+    Tensor workspace = call.empty(static_cast<int64_t>(plan.workspace_bytes), ScalarType::Byte);
+    call.check(cuda::launch_tiled_backward(plan, arguments.bags, grad_output,
+                                           workspace.mutable_data_ptr(), call.stream()));
     first = end;
   }
   return remaining;

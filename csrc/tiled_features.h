@@ -2,9 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <utility>
 #include <vector>
 
 #include "cuda/kernel_params.h"
+#include "cuda/tiled_backward.h"
 #include "cuda_call.h"
 
 namespace flowtt {
@@ -17,5 +20,15 @@ namespace flowtt {
 // checkpoints. `deterministic`: results are equal, bit by bit, from run to run.
 std::vector<int64_t> look_up_tiled_features(const CudaCall& call, const cuda::PooledOutput& output,
                                             bool allow_tf32, bool deterministic);
+
+// Where the gradients of core k of a table are added up, and its slices that were looked up.
+using FindGradient = std::function<std::pair<float*, uint8_t*>(int32_t table, int k)>;
+
+// Adds the core gradients of the features that have a fast path, and returns the others. If there
+// are any, `memory`, where all gradients lie, is cleared first.
+std::vector<int64_t> differentiate_tiled_features(const CudaCall& call,
+                                                  const StridedMatrix& grad_output,
+                                                  const FindGradient& find_gradient,
+                                                  cuda::ClearedMemory memory, bool allow_tf32);
 
 }  // namespace flowtt

@@ -5,12 +5,13 @@
 
 #include "chain.cuh"
 #include "launchers.h"
+#include "tensor_core.cuh"
 
 namespace flowtt::cuda {
 namespace {
 
 constexpr int kCastThreads = 256;
-constexpr int kStepThreads = 128;
+constexpr int kStepThreads = 256;
 constexpr int64_t kMaxBlocksPerCore = 1024;
 
 template <typename core_t>
@@ -56,25 +57,23 @@ __device__ StepConstants<acc_t> load_step_constants(const OptimizerArguments& pa
   return step;
 }
 
-// What SGD, Adagrad and Adam subtract from one element; `e` indexes the core's state.
+// What an optimizer subtracts from one element, whose state it updates. step_size: of row-wise
+// Adagrad.
 template <typename acc_t>
-__device__ __forceinline__ acc_t elementwise_delta(OptimizerType type,
-                                                   const StepConstants<acc_t>& step,
-                                                   const CoreTask& task, int64_t e, acc_t value,
-                                                   acc_t gradient) {
+__device__ __forceinline__ acc_t element_delta(OptimizerType type, const StepConstants<acc_t>& step,
+                                               acc_t step_size, acc_t value, acc_t gradient,
+                                               acc_t& momentum1, acc_t& momentum2) {
   switch (type) {
-    case OptimizerType::kAdagrad: {
-      acc_t& square_sum = static_cast<acc_t*>(task.momentum1)[e];
-      square_sum += gradient * gradient;
-      return step.learning_rate * gradient / (sqrt(square_sum) + step.eps);
-    }
+    case OptimizerType::kAdagrad:
+      momentum1 += gradient * gradient;
+      return step.learning_rate * gradient / (sqrt(momentum1) + step.eps);
+    case OptimizerType::kRowWiseAdagrad:
+      return step_size * gradient;
     case OptimizerType::kAdam: {
-      acc_t& first = static_cast<acc_t*>(task.momentum1)[e];
-      acc_t& second = static_cast<acc_t*>(task.momentum2)[e];
-      first = step.beta1 * first + (1 - step.beta1) * gradient;
-      second = step.beta2 * second + (1 - step.beta2) * gradient * gradient;
-      const acc_t direction =
-          (first / step.bias_correction1) / (sqrt(second / step.bias_correction2) + step.eps);
+      momentum1 = step.beta1 * momentum1 + (1 - step.beta1) * gradient;
+      momentum2 = step.beta2 * momentum2 + (1 - step.beta2) * gradient * gradient;
+      const acc_t direction = (momentum1 / step.bias_correction1) /
+                              (sqrt(momentum2 / step.bias_correction2) + step.eps);
       return step.learning_rate * (direction + step.weight_decay * value);
     }
     default:
@@ -82,14 +81,63 @@ __device__ __forceinline__ acc_t elementwise_delta(OptimizerType type,
   }
 }
 
+// Neighbours in memory, moved at once.
+template <typename T, int kCount>
+struct alignas(kCount * sizeof(T)) Neighbours {
+  T elements[kCount];
+
+  static __device__ __forceinline__ Neighbours& at(void* data, int64_t first) {
+    return *reinterpret_cast<Neighbours*>(static_cast<T*>(data) + first);
+  }
+};
+
+// Elements [first, first + kCount) of a core on their way through a step.
+template <typename core_t, int kCount>
+struct SteppedElements {
+  using acc_t = accumulator_t<core_t>;
+  using State = Neighbours<acc_t, kCount>;
+  Neighbours<core_t, kCount> values;
+  State gradients;
+  State momentum1;
+  State momentum2;
+
+  static __device__ __forceinline__ bool has_momentum1(OptimizerType type) {
+    return type == OptimizerType::kAdagrad || type == OptimizerType::kAdam;
+  }
+
+  __device__ __forceinline__ void load(const CoreTask& task, OptimizerType type, int64_t first) {
+    values = Neighbours<core_t, kCount>::at(task.values, first);
+    gradients = State::at(const_cast<void*>(task.gradient), first);
+    if (has_momentum1(type)) momentum1 = State::at(task.momentum1, first);
+    if (type == OptimizerType::kAdam) momentum2 = State::at(task.momentum2, first);
+  }
+
+  __device__ __forceinline__ void step_and_store(const CoreTask& task, OptimizerType type,
+                                                 const StepConstants<acc_t>& step, acc_t step_size,
+                                                 int64_t first) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const acc_t value = to_accumulator<acc_t>(values.elements[i]);
+      values.elements[i] = from_accumulator<core_t>(
+          value - element_delta(type, step, step_size, value, gradients.elements[i],
+                                momentum1.elements[i], momentum2.elements[i]));
+    }
+    Neighbours<core_t, kCount>::at(task.values, first) = values;
+    if (has_momentum1(type)) State::at(task.momentum1, first) = momentum1;
+    if (type == OptimizerType::kAdam) State::at(task.momentum2, first) = momentum2;
+  }
+};
+
 // Row-wise Adagrad's step size for one slice: one accumulated mean square per slice.
 template <typename acc_t>
 __device__ acc_t row_wise_step_size(const StepConstants<acc_t>& step, const CoreTask& task,
-                                    int64_t slice, const acc_t* gradient) {
+                                    int64_t slice) {
   __shared__ acc_t slots[kReductionSlots];
   __shared__ acc_t step_size;
+  const acc_t* const gradient = static_cast<const acc_t*>(task.gradient) + slice * task.slice_numel;
   acc_t partial = 0;
-  for (int64_t e = threadIdx.x; e < task.slice_numel; e += blockDim.x) {
+#pragma unroll 4
+  for (int64_t e = threadIdx.x; e < task.slice_numel; e += kStepThreads) {
     partial += gradient[e] * gradient[e];
   }
   const acc_t square_sum = block_sum(partial, slots);
@@ -104,6 +152,41 @@ __device__ acc_t row_wise_step_size(const StepConstants<acc_t>& step, const Core
   return result;
 }
 
+// One step of a slice, kCount elements of a thread at a time. Called by all threads.
+template <typename core_t, int kCount>
+__device__ __forceinline__ void step_slice(const CoreTask& task, OptimizerType type,
+                                           const StepConstants<accumulator_t<core_t>>& step,
+                                           accumulator_t<core_t> step_size, int64_t slice) {
+  // Loaded before the first is stored.
+  constexpr int kAhead = 2;
+  constexpr int64_t kStride = kStepThreads * kCount;
+  const int64_t end = (slice + 1) * task.slice_numel;
+  for (int64_t e = slice * task.slice_numel + threadIdx.x * kCount; e < end;
+       e += kAhead * kStride) {
+    SteppedElements<core_t, kCount> elements[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      if (e + i * kStride < end) elements[i].load(task, type, e + i * kStride);
+    }
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      if (e + i * kStride < end) {
+        elements[i].step_and_store(task, type, step, step_size, e + i * kStride);
+      }
+    }
+  }
+}
+
+// Whether slices are whole vectors of four elements, in the core, its gradient and its state.
+template <typename acc_t>
+__device__ __forceinline__ bool has_vectors(const CoreTask& task) {
+  constexpr uintptr_t kAlignment = 4 * sizeof(acc_t);
+  const uintptr_t addresses =
+      reinterpret_cast<uintptr_t>(task.values) | reinterpret_cast<uintptr_t>(task.gradient) |
+      reinterpret_cast<uintptr_t>(task.momentum1) | reinterpret_cast<uintptr_t>(task.momentum2);
+  return task.slice_numel % 4 == 0 && addresses % kAlignment == 0;
+}
+
 // One block a slice. An untouched slice keeps its values and its state, also under Adam.
 template <typename core_t>
 __global__ void __launch_bounds__(kStepThreads)
@@ -111,21 +194,19 @@ __global__ void __launch_bounds__(kStepThreads)
                           const __grid_constant__ OptimizerArguments params) {
   using acc_t = accumulator_t<core_t>;
   const CoreTask& task = group.tasks[blockIdx.y];
+  // The kernel starts while the one before it ends.
+  wait_for_previous_kernel();
   const StepConstants<acc_t> step = load_step_constants<acc_t>(params);
+  const bool by_vectors = has_vectors<acc_t>(task);
   for (int64_t slice = blockIdx.x; slice < task.num_slices; slice += gridDim.x) {
     if (!task.touched[slice]) continue;
-    const int64_t begin = slice * task.slice_numel;
-    core_t* const values = static_cast<core_t*>(task.values) + begin;
-    const acc_t* const gradients = static_cast<const acc_t*>(task.gradient) + begin;
-    const bool is_row_wise = params.type == OptimizerType::kRowWiseAdagrad;
-    const acc_t step_size =
-        is_row_wise ? row_wise_step_size(step, task, slice, gradients) : acc_t(0);
-    for (int64_t e = threadIdx.x; e < task.slice_numel; e += blockDim.x) {
-      const acc_t value = to_accumulator<acc_t>(values[e]);
-      const acc_t delta =
-          is_row_wise ? step_size * gradients[e]
-                      : elementwise_delta(params.type, step, task, begin + e, value, gradients[e]);
-      values[e] = from_accumulator<core_t>(value - delta);
+    const acc_t step_size = params.type == OptimizerType::kRowWiseAdagrad
+                                ? row_wise_step_size(step, task, slice)
+                                : acc_t(0);
+    if (by_vectors) {
+      step_slice<core_t, 4>(task, params.type, step, step_size, slice);
+    } else {
+      step_slice<core_t, 1>(task, params.type, step, step_size, slice);
     }
   }
 }
@@ -158,10 +239,24 @@ cudaError_t launch_cast_core_gradients(ElementType core_type, const CoreGroup& g
 cudaError_t launch_optimizer_step(ElementType core_type, const CoreGroup& group,
                                   const OptimizerArguments& params, cudaStream_t stream) {
   if (group.count == 0) return cudaSuccess;
+  int device = 0;
+  int major = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error != cudaSuccess) return error;
+  error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  if (error != cudaSuccess) return error;
   const dim3 grid = core_grid(group, [](const CoreTask& task) { return task.num_slices; });
   return dispatch_core_type(core_type, [&]<typename core_t>() {
-    optimizer_step_kernel<core_t><<<grid, kStepThreads, 0, stream>>>(group, params);
-    return cudaGetLastError();
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = grid;
+    config.blockDim = dim3(kStepThreads);
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = major >= 9 ? 1 : 0;
+    return cudaLaunchKernelEx(&config, optimizer_step_kernel<core_t>, group, params);
   });
 }
 

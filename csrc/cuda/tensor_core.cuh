@@ -30,6 +30,16 @@ __device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
 }
 
+// c += a (16 x 8) @ b (8 x 8), TF32 operands (the last 13 bits are ignored), fp32 sums.
+__device__ __forceinline__ void multiply_add_tf32(float (&c)[4], const float (&a)[4], float b0,
+                                                  float b1) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])),
+        "r"(__float_as_uint(a[3])), "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
+}
+
 // Two values rounded to fp16, the first in the lower half.
 __device__ __forceinline__ uint32_t round_pair(float first, float second) {
   uint32_t pair;

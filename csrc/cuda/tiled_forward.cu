@@ -172,18 +172,6 @@ void plan_rows(const BagBatch& batch, TiledPlan* plan) {
       pools && (!buffers || plan->row_slots < plan->lookups_per_range || ranges > 1);
 }
 
-// Returns how many of the bins are used, rounded up.
-int32_t plan_bins(int32_t most, TiledFeature* feature) {
-  int shift = 0;
-  while ((feature->p[1] - 1) >> shift >= most) ++shift;
-  const int32_t groups = ((feature->p[1] - 1) >> shift) + 1;
-  feature->bin_shift = static_cast<uint16_t>(shift);
-  feature->bin_split = static_cast<uint16_t>(std::min(feature->p[0], most / groups));
-  feature->minor_scale = static_cast<uint32_t>(
-      std::min((int64_t{feature->bin_split} << 32) / feature->p[0], int64_t{0xffffffff}));
-  return static_cast<int32_t>(round_up(groups * feature->bin_split, kSummedBins));
-}
-
 void plan_packing(TiledPlan* plan) {
   plan->packed_halves = 0;
   plan->num_exponents = 0;
@@ -196,12 +184,8 @@ void plan_packing(TiledPlan* plan) {
     for (int k = 0; k < feature.num_cores; ++k) {
       feature.slice_halves[k] =
           static_cast<uint32_t>(packed_slice_halves(plan->tiling, feature, k));
-      uint8_t& shift = feature.reciprocal_shifts[k];
-      while (int64_t{1} << shift < feature.p[k]) ++shift;
-      feature.reciprocals[k] =
-          static_cast<uint32_t>((int64_t{1} << (31 + shift)) / feature.p[k] + 1);
     }
-    plan->bins = std::max(plan->bins, plan_bins(most_bins(*plan), &feature));
+    plan->bins = std::max(plan->bins, set_sort_order(most_bins(*plan), &feature));
     // A feature that shares its predecessor's cores has no packing pieces: the search for a piece's
     // feature takes the last one that starts there.
     if (f > 0 && plan->group.features[f - 1].table == feature.table) {

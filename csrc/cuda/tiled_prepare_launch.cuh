@@ -11,8 +11,9 @@
 
 namespace flowtt::cuda {
 
+// cleared: what is to be zeros after it, beside counters.
 template <typename Packing>
-cudaError_t launch_prepare(const TiledLaunch& launch) {
+cudaError_t launch_prepare(const TiledLaunch& launch, const ClearedVectors& cleared) {
   const TiledGroup& group = launch.plan.group;
   cudaError_t error = launch_count(launch);
   if (error != cudaSuccess) return error;
@@ -32,7 +33,12 @@ cudaError_t launch_prepare(const TiledLaunch& launch) {
                           launch.range, launch.workspace, starting, pieces);
     if (error != cudaSuccess) return error;
   }
-  return launch_scatter(launch);
+  return launch_scatter(launch, cleared);
+}
+
+template <typename Packing>
+cudaError_t launch_prepare(const TiledLaunch& launch) {
+  return launch_prepare<Packing>(launch, whole_sums(launch));
 }
 
 }  // namespace flowtt::cuda

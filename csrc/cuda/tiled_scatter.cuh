@@ -174,15 +174,15 @@ __device__ __forceinline__ void scatter_chunk(ScatterScratch& scratch, const Til
   }
 }
 
-// The grid: `scattering` blocks, a chunk each, then those that take pieces of clearing in turn, and
-// clear sums that are cleared as a whole.
+// The grid: `scattering` blocks, a chunk each, then those that take pieces of clearing in turn. They
+// clear `cleared` too.
 __global__ void __launch_bounds__(kPrepareThreads, 2)
     tiled_scatter_kernel(const __grid_constant__ TiledGroup group,
                          const __grid_constant__ BagBatch batch,
                          const __grid_constant__ TiledRange range,
                          const __grid_constant__ TiledWorkspace workspace,
                          const __grid_constant__ PooledOutput output,
-                         const __grid_constant__ ClearingPieces pieces, ClearedVectors sums,
+                         const __grid_constant__ ClearingPieces pieces, ClearedVectors cleared,
                          int32_t scattering) {
   extern __shared__ __align__(16) char shared[];
   allow_dependent_launch();
@@ -196,7 +196,7 @@ __global__ void __launch_bounds__(kPrepareThreads, 2)
     for (int32_t piece = block - scattering; piece < pieces.count; piece += clearing) {
       clear_bags(group, batch, range, workspace, output, pieces, piece);
     }
-    sums.clear(block - scattering, clearing);
+    cleared.clear(block - scattering, clearing);
   }
   // The end of this launch is to mean the end of those before.
   wait_for_previous_kernel();

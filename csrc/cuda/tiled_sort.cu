@@ -12,8 +12,8 @@ namespace {
 
 constexpr int64_t kMaxClearingPieces = 64;
 
-// The sums of the range, if they can be cleared as a whole; otherwise those that rows are added to
-// are cleared one by one.
+}  // namespace
+
 ClearedVectors whole_sums(const TiledLaunch& launch) {
   const TiledPlan& plan = launch.plan;
   // Where most bags have one lookup, few sums need it.
@@ -36,7 +36,24 @@ ClearedVectors whole_sums(const TiledLaunch& launch) {
   return {reinterpret_cast<uint4*>(sums), samples * stride / 4};
 }
 
-}  // namespace
+int32_t set_sort_order(int32_t most_bins, TiledFeature* feature) {
+  for (int k = 0; k < feature->num_cores; ++k) {
+    uint8_t& shift = feature->reciprocal_shifts[k];
+    shift = 0;
+    while (int64_t{1} << shift < feature->p[k]) ++shift;
+    feature->reciprocals[k] =
+        static_cast<uint32_t>((int64_t{1} << (31 + shift)) / feature->p[k] + 1);
+  }
+  int shift = 0;
+  while ((feature->p[1] - 1) >> shift >= most_bins) ++shift;
+  const int32_t groups = ((feature->p[1] - 1) >> shift) + 1;
+  feature->bin_shift = static_cast<uint16_t>(shift);
+  feature->bin_split = static_cast<uint16_t>(std::min(feature->p[0], most_bins / groups));
+  feature->minor_scale = static_cast<uint32_t>(
+      std::min((int64_t{feature->bin_split} << 32) / feature->p[0], int64_t{0xffffffff}));
+  const int32_t bins = groups * feature->bin_split;
+  return (bins + kSummedBins - 1) / kSummedBins * kSummedBins;
+}
 
 int32_t choose_chunk_shift(int64_t lookups, int32_t multiprocessors) {
   // Few enough chunks that the blocks of the last launch fit on the device beside those that pack.
@@ -70,7 +87,7 @@ cudaError_t launch_count(const TiledLaunch& launch) {
                        counters);
 }
 
-cudaError_t launch_scatter(const TiledLaunch& launch) {
+cudaError_t launch_scatter(const TiledLaunch& launch, const ClearedVectors& cleared) {
   const TiledRange& range = launch.range;
   const TiledGroup& group = launch.plan.group;
   const int64_t samples = range.end_sample - range.first_sample;
@@ -81,8 +98,7 @@ cudaError_t launch_scatter(const TiledLaunch& launch) {
   pieces.pieces_per_feature = static_cast<int32_t>((samples + bags_per_piece - 1) / bags_per_piece);
   pieces.count = group.count * pieces.pieces_per_feature;
   pieces.bags_per_piece = static_cast<int32_t>(bags_per_piece);
-  const ClearedVectors sums = whole_sums(launch);
-  pieces.clears_sums = launch.clears_sums && sums.count == 0;
+  pieces.clears_sums = launch.clears_sums && cleared.count == 0;
   const int32_t chunks = max_chunks(launch.plan, launch.lookups());
   const int32_t multiprocessors = launch.plan.multiprocessors;
   // As many other blocks as fit beside those that scatter.
@@ -96,7 +112,7 @@ cudaError_t launch_scatter(const TiledLaunch& launch) {
   if (error != cudaSuccess) return error;
   return launch_kernel(tiled_scatter_kernel, chunks + others, kPrepareThreads, shared_bytes,
                        launch.plan.dependent_launch, launch.stream, group, launch.batch, range,
-                       launch.workspace, launch.output, pieces, sums, chunks);
+                       launch.workspace, launch.output, pieces, cleared, chunks);
 }
 
 }  // namespace flowtt::cuda

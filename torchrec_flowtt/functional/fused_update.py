@@ -146,6 +146,7 @@ class _FusedLookup(torch.autograd.Function):
             update.beta1,
             update.beta2,
             update.weight_decay,
+            tf32_allowed(),
         )
         # The operator cannot tell autograd itself that it wrote to the cores.
         torch.autograd.graph.increment_version(ctx.cores)

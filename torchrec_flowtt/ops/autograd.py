@@ -20,6 +20,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     cores, indices, offsets, per_sample_weights = inputs[:4]
     ctx.save_for_backward(indices, offsets, per_sample_weights, *cores)
     ctx.bag_arguments = inputs[4:8]
+    ctx.allow_tf32 = inputs[9]
 
 
 def _backward(ctx: Any, grad_output: Tensor) -> tuple[Any, ...]:
@@ -29,7 +30,7 @@ def _backward(ctx: Any, grad_output: Tensor) -> tuple[Any, ...]:
     core_grads: Sequence[Tensor | None] = [None] * len(cores)
     weights_grad = None
     if any(ctx.needs_input_grad[0]):
-        core_grads = ops.tt_embedding_bag_backward(*arguments)
+        core_grads = ops.tt_embedding_bag_backward(*arguments, ctx.allow_tf32)
     if per_sample_weights is not None and ctx.needs_input_grad[3]:
         weights_grad = ops.tt_embedding_bag_weights_grad(*arguments)
     return (core_grads, None, None, weights_grad, *[None] * _ARGUMENTS_WITHOUT_GRADIENT)

@@ -28,7 +28,8 @@ Notation: T tables, F features, B batch size, D_f the embedding dimension of fea
 ``tt_embedding_bag_backward`` one dense gradient per core; ``tt_embedding_bag_weights_grad``
 ``[nnz]``; ``tt_embedding_bag_backward_update`` applies one optimizer step on the gradient summed
 over the batch to the core slices that were looked up.
-No argument has a default: an argument equal to its default would vanish from what autograd sees.
+No argument of ``tt_embedding_bag`` has a default: an argument equal to its default would vanish
+from what autograd sees.
 """
 
 from __future__ import annotations
@@ -48,12 +49,15 @@ SCHEMAS: dict[str, str] = {
         f"(Tensor[] cores, {_BAGS}, ScalarType output_dtype, bool allow_tf32, "
         "bool deterministic) -> Tensor"
     ),
-    "tt_embedding_bag_backward": f"(Tensor grad_output, Tensor[] cores, {_BAGS}) -> Tensor[]",
+    "tt_embedding_bag_backward": (
+        f"(Tensor grad_output, Tensor[] cores, {_BAGS}, bool allow_tf32=False) -> Tensor[]"
+    ),
     "tt_embedding_bag_weights_grad": f"(Tensor grad_output, Tensor[] cores, {_BAGS}) -> Tensor",
     "tt_embedding_bag_backward_update": (
         "(Tensor grad_output, Tensor(a!)[] cores, Tensor(b!)[] momentum1, "
         f"Tensor(c!)[] momentum2, {_BAGS}, Tensor learning_rate, Tensor iter, str optimizer, "
-        "float eps, float beta1, float beta2, float weight_decay) -> ()"
+        "float eps, float beta1, float beta2, float weight_decay, "
+        "bool allow_tf32=False) -> ()"
     ),
 }
 

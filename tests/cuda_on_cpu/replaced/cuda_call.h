@@ -45,10 +45,6 @@ class CudaCall {
     guards_.push_back(torch::stable::narrow(memory, 0, shift + bytes, kGuardBytes));
     return torch::stable::narrow(memory, 0, shift, bytes);
   }
-  Tensor zeros(int64_t numel, ScalarType dtype) const {
-    return torch::stable::new_zeros(arguments_.cores[0], std::vector<int64_t>{numel}, dtype);
-  }
-  ScalarType accumulation_dtype() const { return flowtt::accumulation_dtype(arguments_.core_type); }
 
  private:
   static constexpr unsigned char kPoison = 0xff;

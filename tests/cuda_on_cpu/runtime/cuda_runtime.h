@@ -140,13 +140,14 @@ inline void __syncthreads() {
   barrier.wait(barrier.arrive());
 }
 
-inline int __syncthreads_and(int vote) {
+inline int __syncthreads_count(int vote) {
   cuda_on_cpu::Block& block = *cuda_on_cpu::current->block;
-  bool& all = block.votes[block.barrier.generation & 1];
-  if (block.barrier.arrived == 0) all = true;
-  all = all && vote != 0;
+  int& votes = block.votes[block.barrier.generation & 1];
+  if (block.barrier.arrived == 0) votes = 0;
+  votes += vote != 0;
   block.barrier.wait(block.barrier.arrive());
-  return all;
+  return votes;
 }
+inline int __syncthreads_and(int vote) { return __syncthreads_count(vote == 0) == 0; }
 
 [[noreturn]] inline void __trap() { cuda_on_cpu::fail("trap"); }

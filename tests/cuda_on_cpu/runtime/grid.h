@@ -72,7 +72,7 @@ struct Block {
   dim3 index;
   Barrier barrier;
   Barrier named_barrier;  // of some of the threads
-  bool votes[2] = {true, true};
+  int votes[2] = {0, 0};
   std::vector<Warp> warps;
   // Dynamic shared memory, a gap that nobody may write to, then the static variables.
   std::byte* shared = nullptr;

@@ -52,6 +52,34 @@ inline void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_
   multiply_add(c, a, b0, b1);
 }
 
+// mma.m16n8k8: lane l holds of rows l / 4 and l / 4 + 8 of a, and of column l / 4 of b, the
+// elements l % 4 and + 4, of which the last 13 bits are ignored; of the sums, as above.
+inline void multiply_add_tf32(float (&c)[4], const float (&a)[4], float b0, float b1) {
+  struct Operands {
+    float a[2][2];  // [upper or lower row][element]
+    float b[2];
+  };
+  const auto truncated = [](float value) {
+    return __uint_as_float(__float_as_uint(value) & 0xffffe000u);
+  };
+  const Operands own{{{truncated(a[0]), truncated(a[2])}, {truncated(a[1]), truncated(a[3])}},
+                     {truncated(b0), truncated(b1)}};
+  const cuda_on_cpu::Exchange& all =
+      cuda_on_cpu::exchange(cuda_on_cpu::Operation::kProduct, kAllLanes, &own, sizeof(own));
+  const int lane = cuda_on_cpu::current->lane;
+  for (int i = 0; i < 4; ++i) {
+    const int column = lane % 4 * 2 + i % 2;
+    float sum = 0.0f;
+    for (int quarter = 0; quarter < 4; ++quarter) {
+      const auto* left =
+          reinterpret_cast<const Operands*>(all.slots[lane / 4 * 4 + quarter])->a[i / 2];
+      const auto* right = reinterpret_cast<const Operands*>(all.slots[column * 4 + quarter])->b;
+      for (int k = 0; k < 2; ++k) sum += left[k] * right[k];
+    }
+    c[i] += sum;
+  }
+}
+
 inline uint32_t round_pair(float first, float second) {
   return __float2half_rn(first).bits | uint32_t{__float2half_rn(second).bits} << 16;
 }

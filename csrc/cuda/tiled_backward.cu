@@ -1,0 +1,213 @@
+// Host side of the tiled backward path: lookups are sorted, then worked on.
+
+#include "tiled_backward.h"
+
+#include <algorithm>
+
+#include "tiled_backward_kernel.cuh"
+#include "tiled_prepare_launch.cuh"
+#include "tiled_sort.h"
+
+namespace flowtt::cuda {
+namespace {
+
+constexpr int64_t kAlignment = 256;
+constexpr int kMaxGradientRank = 32;
+constexpr int64_t kMaxLookupsPerRange = int64_t{1} << 20;
+// Lookups that are worth a block.
+constexpr int64_t kMinGranule = 16;
+
+// The cores are read as they are.
+struct NoPacking {
+  struct Scratch {};
+  static __device__ __forceinline__ void pack(const TiledFeature&, const TiledWorkspace&, Scratch&,
+                                              int32_t) {}
+};
+
+int64_t round_up(int64_t value, int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+// The workspace, and its size.
+TiledWorkspace place_workspace(const TiledPlan& sort, void* base, size_t* bytes) {
+  TiledWorkspace workspace{};
+  char* next = static_cast<char*>(base);
+  const auto take = [&](int64_t count, size_t size) {
+    char* const piece = next;
+    next += round_up(count * static_cast<int64_t>(size), kAlignment);
+    return piece;
+  };
+  const int64_t chunks = max_chunks(sort, sort.lookups_per_range);
+  workspace.entries =
+      reinterpret_cast<GroupedLookup*>(take(sort.lookups_per_range, sizeof(GroupedLookup)));
+  workspace.bin_sums = reinterpret_cast<uint32_t*>(take(chunks * kBinSums, sizeof(uint32_t)));
+  workspace.bin_starts = reinterpret_cast<uint32_t*>(take(chunks * kMaxTiledBins, sizeof(uint32_t)));
+  workspace.control = reinterpret_cast<uint32_t*>(take(kControlWords, sizeof(uint32_t)));
+  if (sort.has_factors) {
+    workspace.factors = reinterpret_cast<float*>(take(sort.lookups_per_range, sizeof(float)));
+  }
+  *bytes = static_cast<size_t>(next - static_cast<char*>(base));
+  return workspace;
+}
+
+template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
+cudaError_t launch_kernel_of(const BackwardPlan& plan, const TiledLaunch& launch,
+                             const BackwardPass& pass) {
+  const auto kernel = tiled_backward_kernel<core_t, kRank, kThreeProducts, kShape>;
+  const cudaError_t error = cudaFuncSetAttribute(
+      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(BackwardShared<kRank>));
+  if (error != cudaSuccess) return error;
+  const int32_t blocks = std::min(pass.granules, plan.sort.multiprocessors);
+  return launch_kernel(kernel, blocks, kBackwardThreads, sizeof(BackwardShared<kRank>),
+                       plan.sort.dependent_launch, launch.stream, launch.plan.group, launch.batch,
+                       launch.range, launch.workspace, pass);
+}
+
+template <typename core_t, bool kThreeProducts>
+cudaError_t launch_precision(const BackwardPlan& plan, const TiledLaunch& launch,
+                             const BackwardPass& pass) {
+  constexpr auto kExact = GradientShape::kExact;
+  constexpr auto kEven = GradientShape::kEven;
+  constexpr auto kAny = GradientShape::kAny;
+  if (plan.shape == kExact) {
+    return launch_kernel_of<core_t, 32, kThreeProducts, kExact>(plan, launch, pass);
+  }
+  if (plan.rank == 16) {
+    return plan.shape == kEven
+               ? launch_kernel_of<core_t, 16, kThreeProducts, kEven>(plan, launch, pass)
+               : launch_kernel_of<core_t, 16, kThreeProducts, kAny>(plan, launch, pass);
+  }
+  return plan.shape == kEven
+             ? launch_kernel_of<core_t, 32, kThreeProducts, kEven>(plan, launch, pass)
+             : launch_kernel_of<core_t, 32, kThreeProducts, kAny>(plan, launch, pass);
+}
+
+template <typename core_t>
+cudaError_t launch_core_type(const BackwardPlan& plan, const TiledLaunch& launch,
+                             const BackwardPass& pass) {
+  return plan.three_products ? launch_precision<core_t, true>(plan, launch, pass)
+                             : launch_precision<core_t, false>(plan, launch, pass);
+}
+
+bool is_aligned(const void* data, uintptr_t bytes) {
+  return reinterpret_cast<uintptr_t>(data) % bytes == 0;
+}
+
+GradientShape find_shape(const TiledGroup& group, const GradientTargets* targets,
+                         const StridedMatrix& grad_output) {
+  bool even = grad_output.type == ElementType::kFloat32 && grad_output.column_stride == 1 &&
+              grad_output.row_stride % 2 == 0 && is_aligned(grad_output.data, 8);
+  bool exact = true;
+  for (int32_t f = 0; f < group.count; ++f) {
+    const TiledFeature& feature = group.features[f];
+    exact = exact && feature.q[0] == kGradientQ && feature.q[1] == kGradientQ &&
+            feature.q[2] == kGradientColumns && feature.r[0] == kMaxGradientRank &&
+            feature.r[1] == kMaxGradientRank;
+    even = even && feature.q[2] % 2 == 0 && feature.r[0] % 2 == 0 && feature.r[1] % 2 == 0 &&
+           feature.output_column % 2 == 0;
+    for (int k = 0; k < 3; ++k) {
+      even = even && is_aligned(feature.cores[k], 8) && is_aligned(targets[f].gradients[k], 8);
+    }
+  }
+  return !even ? GradientShape::kAny : exact ? GradientShape::kExact : GradientShape::kEven;
+}
+
+}  // namespace
+
+cudaError_t read_shared_limit(int* bytes) {
+  int device = 0;
+  const cudaError_t error = cudaGetDevice(&device);
+  if (error != cudaSuccess) return error;
+  return cudaDeviceGetAttribute(bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+}
+
+bool has_tiled_backward(ElementType core_type, const TableShape& shape, int shared_limit) {
+  const size_t needed =
+      padded_gradient_rank(shape) == 16 ? sizeof(BackwardShared<16>) : sizeof(BackwardShared<32>);
+  if (needed > static_cast<size_t>(shared_limit)) return false;
+  if (core_type == ElementType::kFloat64 || shape.num_cores != 3) return false;
+  return *std::max_element(shape.p, shape.p + 3) <= kMaxTiledFactor && shape.q[0] <= kGradientQ &&
+         shape.q[1] <= kGradientQ && shape.q[2] <= kGradientColumns &&
+         shape.r[1] <= kMaxGradientRank && shape.r[2] <= kMaxGradientRank;
+}
+
+int32_t padded_gradient_rank(const TableShape& shape) {
+  return std::max(shape.r[1], shape.r[2]) > 16 ? kMaxGradientRank : 16;
+}
+
+cudaError_t plan_tiled_backward(const BagBatch& batch, const StridedMatrix& grad_output,
+                                BackwardPlan* plan) {
+  TiledPlan& sort = plan->sort;
+  sort = {};
+  sort.core_type = plan->core_type;
+  int device = 0;
+  int major = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error != cudaSuccess) return error;
+  error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  if (error != cudaSuccess) return error;
+  error = cudaDeviceGetAttribute(&sort.multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  if (error != cudaSuccess) return error;
+  sort.dependent_launch = major >= 9;
+  plan->shape = find_shape(plan->group, plan->targets, grad_output);
+  sort.bins = 0;
+  for (int32_t f = 0; f < plan->group.count; ++f) {
+    sort.bins = std::max(sort.bins, set_sort_order(kMaxTiledBins, &plan->group.features[f]));
+  }
+  sort.group = plan->group;
+  const int64_t ranges =
+      std::max<int64_t>((batch.nnz + kMaxLookupsPerRange - 1) / kMaxLookupsPerRange, 1);
+  sort.lookups_per_range = (batch.nnz + ranges - 1) / ranges;
+  sort.samples_per_range = batch.batch_size;
+  sort.chunk_shift = choose_chunk_shift(sort.lookups_per_range, sort.multiprocessors);
+  sort.has_factors =
+      batch.per_sample_weights != nullptr || batch.pooling_mode == PoolingMode::kMean;
+  place_workspace(sort, nullptr, &plan->workspace_bytes);
+  return cudaSuccess;
+}
+
+cudaError_t launch_tiled_backward(const BackwardPlan& plan, const BagBatch& batch,
+                                  const StridedMatrix& grad_output, void* workspace,
+                                  cudaStream_t stream) {
+  const TiledPlan& sort = plan.sort;
+  size_t bytes = 0;
+  const TiledWorkspace pieces = place_workspace(sort, workspace, &bytes);
+  TiledRange range{};
+  range.chunk_shift = sort.chunk_shift;
+  range.bins = sort.bins;
+  range.end_sample = batch.batch_size;
+  const int64_t bags = batch.num_features * batch.batch_size;
+  if (batch.nnz % bags == 0 && batch.nnz / bags < int64_t{1} << 31) {
+    range.bag_length = static_cast<uint32_t>(batch.nnz / bags);
+    range.bag_reciprocal = bag_reciprocal(range.bag_length);
+  }
+  const PooledOutput no_output{};
+  BackwardPass pass{grad_output, 0, 0, {}};
+  std::copy(plan.targets, plan.targets + kTiledFeaturesPerLaunch, pass.targets);
+  for (int64_t lookup = 0; lookup < batch.nnz; lookup = range.end_lookup) {
+    range.first_lookup = lookup;
+    range.end_lookup = std::min(batch.nnz, lookup + sort.lookups_per_range);
+    const TiledLaunch launch{sort, batch, range, pieces, no_output, false, false, false, stream};
+    cudaError_t error = launch_prepare<NoPacking>(
+        launch, {static_cast<uint4*>(plan.cleared.data),
+                 lookup == 0 ? plan.cleared.bytes / static_cast<int64_t>(sizeof(uint4)) : 0});
+    if (error != cudaSuccess) return error;
+    // As few rounds as can be, all of them full. No granule has lookups of two features.
+    const int64_t others = sort.group.count - 1;
+    const int64_t round = int64_t{kBackwardThreads} * sort.multiprocessors;
+    const int64_t granules = std::max<int64_t>(
+        (launch.lookups() + round - 1) / round * sort.multiprocessors - others, 1);
+    pass.granule = static_cast<int32_t>(std::clamp<int64_t>(
+        (launch.lookups() + granules - 1) / granules, kMinGranule, kBackwardThreads));
+    pass.granules =
+        static_cast<int32_t>((launch.lookups() + pass.granule - 1) / pass.granule + others);
+    error = sort.core_type == ElementType::kFloat32 ? launch_core_type<float>(plan, launch, pass)
+            : sort.core_type == ElementType::kFloat16
+                ? launch_core_type<__half>(plan, launch, pass)
+                : launch_core_type<__nv_bfloat16>(plan, launch, pass);
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
+}  // namespace flowtt::cuda

@@ -1,0 +1,182 @@
+"""The tiled backward kernels: gradients of cores and fused steps, against float64."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests import reference
+from tests.cuda_on_cpu.emulated import Device, Order, operators
+from tests.cuda_on_cpu.tiled_tables import ONE_PRODUCT, TABLES, THREE_PRODUCTS
+from tests.gpu.calls import MEAN, NONE, SUM, Call, Table, make_call
+from tests.gpu.expected import assert_matches, expect
+
+TILED = ["16x4", "16x8", "32x4", "32x8", "padded", "one row"]
+ORDERS = list(Order)
+
+
+@pytest.fixture(autouse=True)
+def _tiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLOWTT_CUDA_FORWARD", "tiled")
+
+
+def assert_near(actual: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float) -> None:
+    """By the norms of the differences of a core's slices, the slices being many."""
+    for core, right in zip(actual, expected, strict=True):
+        assert core.shape == right.shape and core.isfinite().all()
+        slices = (core.double() - right).flatten(1).norm(dim=1)
+        scale = right.norm() / right.shape[0] ** 0.5
+        assert slices.norm() <= tolerance * right.norm()
+        assert (slices <= 20 * tolerance * scale).all(), f"slice {int(slices.argmax())}"
+
+
+def check(call: Call, device: Device, grad: Tensor | None = None, allow_tf32: bool = False) -> None:
+    grad = call.grad_output() if grad is None else grad
+    tolerance = ONE_PRODUCT if allow_tf32 else THREE_PRODUCTS
+    tolerance += {torch.float16: 1e-3, torch.bfloat16: 6e-3}.get(call.cores[0].dtype, 0.0)
+    actual = operators(device).tt_embedding_bag_backward(grad, *call.operands(), allow_tf32)
+    assert_near(actual, expect(call).gradients(grad)[0], tolerance)
+
+
+@pytest.mark.parametrize("name", TILED)
+@pytest.mark.parametrize("order", ORDERS, ids=lambda order: order.name.lower())
+def test_gradients(name: str, order: Order) -> None:
+    call = make_call([TABLES[name]], batch_size=50, max_length=6, weighted=True, pooling_mode=MEAN)
+    check(call, Device(order=order))
+
+
+@pytest.mark.parametrize("name", TILED)
+def test_one_product(name: str) -> None:
+    call = make_call([TABLES[name]], batch_size=50, max_length=6, weighted=True)
+    check(call, Device(order=Order.RANDOM), allow_tf32=True)
+
+
+@pytest.mark.parametrize("name", ["32x8", "padded"])
+@pytest.mark.parametrize("mode", [SUM, NONE])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_dtypes_and_pooling(name: str, mode: int, dtype: torch.dtype) -> None:
+    index_dtype = torch.int32 if mode == SUM else torch.int64
+    tables = [TABLES[name]]
+    call = make_call(tables, batch_size=60, dtype=dtype, pooling_mode=mode, index_dtype=index_dtype)
+    check(call, Device(order=Order.RANDOM))
+
+
+@pytest.mark.parametrize("lengths", [[0] * 6, [0, 1300, 0, 0, 520, 0], [0, 1, 0, 300, 2, 0, 255]])
+def test_bags(lengths: list[int]) -> None:
+    for name in ("32x8", "padded"):
+        call = make_call([TABLES[name]], batch_size=len(lengths), lengths=lengths)
+        check(call, Device(2, order=Order.BURSTS))
+
+
+# Ids of prefixes and tables of which some slice is looked up far more often than others.
+def skewed_ids(draw: random.Random, rows: int, count: int) -> list[int]:
+    hot = [draw.randrange(rows) for _ in range(3)]
+    near = [hot[0] - hot[0] % 25 + i for i in range(20)]
+    return [
+        draw.choice(hot)
+        if draw.random() < 0.3
+        else draw.choice(near)
+        if draw.random() < 0.4
+        else draw.randrange(rows)
+        for _ in range(count)
+    ]
+
+
+@pytest.mark.parametrize("order", [Order.ASCENDING, Order.RANDOM, Order.BURSTS])
+@pytest.mark.parametrize("multiprocessors", [1, 5])
+def test_skew_and_more_granules_than_blocks(order: Order, multiprocessors: int) -> None:
+    table = TABLES["32x8"]
+    ids = [i % table.rows for i in skewed_ids(random.Random(3), table.rows, 3_000)]
+    call = make_call([table], batch_size=300, lengths=[10] * 300, ids=ids, weighted=True)
+    check(call, Device(multiprocessors, order=order))
+
+
+@pytest.mark.parametrize(
+    "p", [(4000, 150, 200), (3, 60_000, 5), (60_000, 2, 7)], ids=["high", "many i2", "many i1"]
+)
+def test_many_slices(p: tuple[int, ...]) -> None:
+    call = make_call([Table(p, (4, 2, 4), (3, 4))], batch_size=900, max_length=3)
+    check(call, Device(3, order=Order.RANDOM))
+
+
+def strided(grad: Tensor) -> Tensor:
+    return torch.empty(grad.shape[1], grad.shape[0] + 3).T[: grad.shape[0]].copy_(grad)
+
+
+def misaligned(grad: Tensor) -> Tensor:
+    return torch.empty(grad.shape[0], grad.shape[1] + 1)[:, 1:].copy_(grad)
+
+
+def expanded(grad: Tensor) -> Tensor:
+    return grad[:1].expand(grad.shape)
+
+
+@pytest.mark.parametrize("form", [strided, misaligned, expanded, Tensor.half, Tensor.bfloat16])
+@pytest.mark.parametrize("name", ["32x8", "padded"])
+def test_forms_of_grad_output(form: object, name: str) -> None:
+    call = make_call([TABLES[name]], batch_size=30, weighted=True)
+    check(call, Device(), grad=form(call.grad_output()))  # type: ignore[operator]
+
+
+def test_misaligned_cores() -> None:
+    call = make_call([TABLES["32x8"]], batch_size=30)
+    call.cores = [
+        torch.empty(core.numel() + 1)[1:].view(core.shape).copy_(core) for core in call.cores
+    ]
+    check(call, Device())
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_tables_in_one_call(seed: int) -> None:
+    draw = random.Random(seed)
+    names = [draw.choice(list(TABLES)) for _ in range(draw.randint(1, 4))]
+    features = [
+        *range(len(names)),
+        *(draw.randrange(len(names)) for _ in range(draw.randint(0, 3))),
+    ]
+    call = make_call(
+        [TABLES[name] for name in names],
+        feature_table_map=features,
+        batch_size=draw.choice([7, 30, 100]),
+        max_length=draw.choice([1, 6, 20]),
+        weighted=draw.random() < 0.5,
+        pooling_mode=draw.choice([SUM, MEAN]),
+        seed=seed,
+    )
+    device = Device(draw.choice([1, 3, 6]), order=draw.choice(ORDERS), seed=seed)
+    check(call, device, allow_tf32=draw.random() < 0.3)
+
+
+@pytest.mark.parametrize("optimizer", ["exact_sgd", "exact_row_wise_adagrad", "adam"])
+def test_optimizer_steps(optimizer: str) -> None:
+    """The second step shows slices that were marked, or not, by mistake."""
+    tables = [TABLES["padded"], TABLES["32x8"], TABLES["2 cores, rank 32"]]
+    call = make_call(tables, feature_table_map=[0, 1, 2, 1], batch_size=12, weighted=True)
+    rule = reference.Optimizer(optimizer, learning_rate=0.1)
+    momentum1, momentum2 = reference.optimizer_states(rule, call.cores)
+    right = [[tensor.double() for tensor in state] for state in (call.cores, momentum1, momentum2)]
+    for iteration in (1, 2):
+        grad = call.grad_output(seed=iteration)
+        reference.step(rule, *right, call, grad, iteration)
+        operators(Device(order=Order.RANDOM)).tt_embedding_bag_backward_update(
+            grad,
+            call.cores,
+            momentum1,
+            momentum2,
+            *call.arguments(),
+            torch.tensor(rule.learning_rate),
+            torch.tensor(iteration),
+            rule.name,
+            rule.eps,
+            rule.beta1,
+            rule.beta2,
+            rule.weight_decay,
+            False,
+        )
+    for actual, expected in zip((call.cores, momentum1, momentum2), right, strict=True):
+        for tensor, other in zip(actual, expected, strict=True):
+            assert_matches(tensor, other, slack=10.0)
