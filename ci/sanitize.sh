@@ -4,9 +4,9 @@
 #     bash ci/sanitize.sh docs/performance/h200/sanitizers.txt
 #
 # Needs a GPU, and what tests/gpu/README.md says. The four tools run side by side, each on tests that
-# reach every kernel and end in about a minute. The exit status is 1 if a tool found something or a
-# test failed, or if a tool did not come to its end. SECONDS_A_TOOL bounds each (default 120);
-# PYTHON names the interpreter. Complete output is kept in the folder of the log, as TOOL.log.
+# reach every kernel. The exit status is 1 if a tool found something or a test failed, or if a tool
+# did not come to its end. SECONDS_A_TOOL bounds each (default 300); WORKERS_A_TOOL is how many
+# processes share its tests (default 4, with pytest-xdist); PYTHON names the interpreter. Complete output is kept in the folder of the log, as TOOL.log.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 log=$(realpath -m "${1:?usage: ci/sanitize.sh LOG}")
@@ -14,13 +14,14 @@ folder=${SANITIZER_LOGS:-$(dirname "$log")}
 mkdir -p "$folder" "$(dirname "$log")"
 
 small="two or three or four"  # cores
-mechanisms="test_equal_ids or test_pooling_of_equal_ids or test_disabled_mechanisms or test_switched_off and 0-"
+backward="test_pooling and 1 and tiled_backward or test_16_bit_cores or test_features_that_share_tables"
+mechanisms="test_more_rows_than_slots or test_equal_ids or test_pooling_of_equal_ids or test_disabled_mechanisms or test_switched_off and 0-"
 # Tests by tool, as pytest's -k has them. Race and initialisation checks are the slow ones.
 declare -A chosen=(
-  [memcheck]="float32 and (test_tables or test_values and 0-True) or test_empty_and_long_bags or misaligned or test_chunk_sizes or test_tf32 or $mechanisms or test_shapes_for_the_tensor_cores or (test_steps and bfloat16)"
-  [initcheck]="float32 and (test_values and 0-True or test_tables and ($small)) or test_empty_and_long_bags or $mechanisms or test_16_bit_outputs"
-  [racecheck]="float32 and (test_values and 0-False or test_tables and ($small)) or test_tf32 or test_one_prefix or $mechanisms"
-  [synccheck]="float32 and (test_values and 0-False or test_tables and ($small)) or test_tf32 or test_one_prefix or $mechanisms"
+  [memcheck]="float32 and (test_tables or test_values and 0-True) or test_empty_and_long_bags or misaligned or test_chunk_sizes or test_tf32 or $mechanisms or test_shapes_for_the_tensor_cores or (test_steps and bfloat16) or $backward"
+  [initcheck]="float32 and (test_values and 0-True or test_tables and ($small)) or test_empty_and_long_bags or $mechanisms or test_16_bit_outputs or $backward"
+  [racecheck]="float32 and (test_values and 0-False or test_tables and ($small)) or test_tf32 or test_one_prefix or $mechanisms or $backward"
+  [synccheck]="float32 and (test_values and 0-False or test_tables and ($small)) or test_tf32 or test_one_prefix or $mechanisms or $backward"
 )
 declare -A options=(
   [memcheck]="--leak-check no"
@@ -34,9 +35,10 @@ declare -A options=(
 run_tool() {
   local tool=$1 start=$SECONDS status
   local command=(compute-sanitizer --tool "$tool" ${options[$tool]} --error-exitcode 9
-    "${PYTHON:-python3}" -m pytest -q -p no:cacheprovider tests/gpu -k "${chosen[$tool]}")
+    "${PYTHON:-python3}" -m pytest -q -p no:cacheprovider tests/gpu
+    -n "${WORKERS_A_TOOL:-4}" --dist worksteal -k "${chosen[$tool]}")
   case $tool in memcheck | initcheck) export PYTORCH_NO_CUDA_MEMORY_CACHING=1 ;; esac
-  timeout "${SECONDS_A_TOOL:-120}" "${command[@]}" >"$folder/$tool.log" 2>&1
+  timeout "${SECONDS_A_TOOL:-300}" "${command[@]}" >"$folder/$tool.log" 2>&1
   status=$?
   {
     echo "== $tool"

@@ -41,7 +41,8 @@ TiledWorkspace place_workspace(const TiledPlan& sort, void* base, size_t* bytes)
   workspace.entries =
       reinterpret_cast<GroupedLookup*>(take(sort.lookups_per_range, sizeof(GroupedLookup)));
   workspace.bin_sums = reinterpret_cast<uint32_t*>(take(chunks * kBinSums, sizeof(uint32_t)));
-  workspace.bin_starts = reinterpret_cast<uint32_t*>(take(chunks * kMaxTiledBins, sizeof(uint32_t)));
+  workspace.bin_starts =
+      reinterpret_cast<uint32_t*>(take(chunks * kMaxTiledBins, sizeof(uint32_t)));
   workspace.control = reinterpret_cast<uint32_t*>(take(kControlWords, sizeof(uint32_t)));
   if (sort.has_factors) {
     workspace.factors = reinterpret_cast<float*>(take(sort.lookups_per_range, sizeof(float)));

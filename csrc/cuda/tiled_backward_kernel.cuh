@@ -60,8 +60,8 @@ __device__ __forceinline__ void find_granule(Granule& granule, const Segments& s
   }
 }
 
-// Plans granule `number`: its feature, or -1 if it has no lookups. Called by all threads; starts and
-// ends with a barrier.
+// Plans granule `number`: its feature, or -1 if it has no lookups. Called by all threads; starts
+// and ends with a barrier.
 template <typename Shared>
 __device__ __forceinline__ int32_t plan_granule(Shared& shared, const TiledGroup& group,
                                                 const TiledWorkspace& workspace,

@@ -33,9 +33,9 @@ struct FoldScratch {
   uint32_t first_of_id[kPlaces];  // by hash: an entry, or kNoEntry
   uint32_t slot[kFoldThreads];    // of its row, or kAddedRow
   uint16_t i2[kFoldThreads];
-  uint8_t sharing[kFoldThreads];           // of its row
-  uint32_t row_counts[kFoldWarps];         // of each warp, see RowCounts
-  uint32_t first_row;                      // where the chunk's rows are written
+  uint8_t sharing[kFoldThreads];    // of its row
+  uint32_t row_counts[kFoldWarps];  // of each warp, see RowCounts
+  uint32_t first_row;               // where the chunk's rows are written
   uint32_t first_slot;
   uint32_t slots;
   uint32_t first_single_slot;

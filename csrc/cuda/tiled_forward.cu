@@ -19,8 +19,8 @@ constexpr int64_t kMaxSumsBytes = int64_t{8} << 20;
 // Of the buffered rows: with one product, with one where lookups are folded, with three. Folding
 // keeps a slot for so many lookups for rows that they share.
 constexpr int64_t kRowBytesPerLookup = 32;
-constexpr int64_t kFoldedRowBytesPerLookup = 58;
-constexpr int64_t kExactRowBytesPerLookup = 46;
+constexpr int64_t kFoldedRowBytesPerLookup = 56;
+constexpr int64_t kExactRowBytesPerLookup = 45;
 constexpr int64_t kLookupsPerSharedSlot = 8;
 constexpr int64_t kMinRowBytes = int64_t{4} << 20;
 constexpr int64_t kMaxRowBytes = int64_t{40} << 20;

@@ -1,5 +1,5 @@
-// Up to a block's threads of neighbouring entries in the order of their prefixes: a counting sort in
-// shared memory. Entries come sorted by bin, and a bin has several prefixes.
+// Up to a block's threads of neighbouring entries in the order of their prefixes: a counting sort
+// in shared memory. Entries come sorted by bin, and a bin has several prefixes.
 
 #pragma once
 
@@ -61,7 +61,8 @@ __device__ __forceinline__ void find_range_starts(OrderScratch<kThreads>& scratc
 }
 
 // Numbers the block's entries that exist, of one feature, in the order of their prefixes; those of
-// close prefixes may be mixed. Called by all threads, after clear_order and a barrier; has barriers.
+// close prefixes may be mixed. Called by all threads, after clear_order and a barrier; has
+// barriers.
 template <int kThreads>
 __device__ __forceinline__ uint32_t order_entry(OrderScratch<kThreads>& scratch,
                                                 const TiledFeature& feature, uint32_t outer,
@@ -75,12 +76,11 @@ __device__ __forceinline__ uint32_t order_entry(OrderScratch<kThreads>& scratch,
     atomicMax(&scratch.last_prefix, last);
   }
   __syncthreads();
-  const float scale = kPrefixRanges / (static_cast<float>(scratch.last_prefix -
-                                                          scratch.first_prefix) +
-                                       1.0f);
-  const uint32_t range = min(
-      static_cast<uint32_t>(static_cast<float>(prefix - scratch.first_prefix) * scale),
-      kPrefixRanges - 1u);
+  const float scale =
+      kPrefixRanges / (static_cast<float>(scratch.last_prefix - scratch.first_prefix) + 1.0f);
+  const uint32_t range =
+      min(static_cast<uint32_t>(static_cast<float>(prefix - scratch.first_prefix) * scale),
+          kPrefixRanges - 1u);
   const uint32_t rank = exists ? atomicAdd(&scratch.ranges[range], 1u) : 0;
   find_range_starts(scratch);
   return scratch.ranges[range] + rank;

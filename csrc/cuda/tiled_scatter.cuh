@@ -174,16 +174,13 @@ __device__ __forceinline__ void scatter_chunk(ScatterScratch& scratch, const Til
   }
 }
 
-// The grid: `scattering` blocks, a chunk each, then those that take pieces of clearing in turn. They
-// clear `cleared` too.
-__global__ void __launch_bounds__(kPrepareThreads, 2)
-    tiled_scatter_kernel(const __grid_constant__ TiledGroup group,
-                         const __grid_constant__ BagBatch batch,
-                         const __grid_constant__ TiledRange range,
-                         const __grid_constant__ TiledWorkspace workspace,
-                         const __grid_constant__ PooledOutput output,
-                         const __grid_constant__ ClearingPieces pieces, ClearedVectors cleared,
-                         int32_t scattering) {
+// The grid: `scattering` blocks, a chunk each, then those that take pieces of clearing in turn.
+// They clear `cleared` too.
+__global__ void __launch_bounds__(kPrepareThreads, 2) tiled_scatter_kernel(
+    const __grid_constant__ TiledGroup group, const __grid_constant__ BagBatch batch,
+    const __grid_constant__ TiledRange range, const __grid_constant__ TiledWorkspace workspace,
+    const __grid_constant__ PooledOutput output, const __grid_constant__ ClearingPieces pieces,
+    ClearedVectors cleared, int32_t scattering) {
   extern __shared__ __align__(16) char shared[];
   allow_dependent_launch();
   const int32_t block = static_cast<int32_t>(blockIdx.x);

@@ -15,7 +15,7 @@ from tests.cuda_on_cpu.tiled_tables import (
     THREE_PRODUCTS,
     assert_near,
 )
-from tests.gpu.calls import MEAN, NONE, SUM, Table, every_id_twice, make_call
+from tests.gpu.calls import MEAN, NONE, SUM, Table, make_call, more_rows_than_slots
 from tests.gpu.expected import expect
 
 
@@ -54,8 +54,9 @@ def test_bags(name: str, lengths: list[int]) -> None:
 
 
 @pytest.mark.parametrize("order", [Order.ASCENDING, Order.RANDOM])
-def test_more_shared_rows_than_are_buffered(order: Order) -> None:
-    call = every_id_twice(TABLES["32x8"], 10_800)
+@pytest.mark.parametrize(("twice", "once"), [(10_800, 0), (2_000, 8_500), (100, 10_800)])
+def test_more_rows_than_slots(twice: int, once: int, order: Order) -> None:
+    call = more_rows_than_slots(TABLES["32x8"], twice, once)
     output = forward(call, Device(8, order=order))
     assert_near(output, expect(call).output, THREE_PRODUCTS)
 

@@ -129,19 +129,21 @@ def make_call(
     return call.to(device)
 
 
-def every_id_twice(table: Table, distinct: int, device: str = "cpu") -> Call:
-    """Bags of four lookups of ids that all have two: more rows to share than are buffered.
+def more_rows_than_slots(table: Table, twice: int, once: int, device: str = "cpu") -> Call:
+    """Bags of four lookups, of ids that have two and of ids that have one.
 
-    For tables of 128 columns and more than 8,192 distinct ids.
+    Of tables with 128 columns 8,192 rows are buffered if there are few lookups; one for eight
+    lookups is kept for rows that lookups share.
     """
     generator = torch.Generator().manual_seed(5)
-    ids = torch.randperm(table.rows, generator=generator)[:distinct]
-    again = ids[torch.randperm(distinct, generator=generator)]
-    bags = distinct // 2
+    ids = torch.randperm(table.rows, generator=generator)[: twice + once]
+    ids = torch.cat([ids, ids[:twice]])
+    ids = ids[torch.randperm(ids.numel(), generator=generator)]
+    bags = ids.numel() // 4
     return make_call(
         [table],
         batch_size=bags,
         lengths=[4] * bags,
-        ids=torch.cat([ids, again]).tolist(),
+        ids=ids[: 4 * bags].tolist(),
         device=device,
     )

@@ -64,7 +64,7 @@ def test_pooling(mode: int) -> None:
         [TABLES["exact"]],
         batch_size=3_000,
         max_length=20,
-        weighted=True,
+        weighted=mode != NONE,
         pooling_mode=mode,
         device="cuda",
     )

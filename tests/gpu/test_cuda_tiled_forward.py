@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.gpu.calls import MEAN, SUM, Table, every_id_twice, make_call
+from tests.gpu.calls import MEAN, SUM, Table, make_call, more_rows_than_slots
 from tests.gpu.expected import assert_matches, expect, relative_error
 
 # One for each tiling, exact and padded ones, and sizes that no tile divides.
@@ -166,8 +166,9 @@ def test_one_prefix_has_most_lookups() -> None:
     assert_matches(call.forward(), expect(call).output)
 
 
-def test_more_shared_rows_than_are_buffered() -> None:
-    call = every_id_twice(TABLES["32x8"], 10_800, device="cuda")
+@pytest.mark.parametrize(("twice", "once"), [(10_800, 0), (2_000, 8_500), (100, 10_800)])
+def test_more_rows_than_slots(twice: int, once: int) -> None:
+    call = more_rows_than_slots(TABLES["32x8"], twice, once, device="cuda")
     assert_matches(call.forward(), expect(call).output)
 
 
