@@ -161,6 +161,7 @@ class RowEmitter {
                    round_pair(value.x * factor, value.y * factor));
           },
           [&](int column, float value) { row[column] = __float2half_rn(value * factor); });
+      pad(row);
     } else {
       float* const row = reinterpret_cast<float*>(target) + lane_column();
       visit(
@@ -169,6 +170,16 @@ class RowEmitter {
             __stcg(reinterpret_cast<float2*>(row + columns), value);
           },
           [&](int column, float value) { row[column] = value; });
+      pad(row);
+    }
+  }
+
+  // The rest of a buffered row's last vector, which is read with it.
+  template <typename T>
+  __device__ __forceinline__ void pad(T* row) const {
+    if constexpr (!kExact) {
+      const uint32_t column = feature_.embedding_dim + lane_;
+      if (column < padded_columns(feature_.embedding_dim)) row[column] = T(0.0f);
     }
   }
 

@@ -64,6 +64,11 @@ inline constexpr uint32_t kAnySlots = 0xffffffffu;
 inline constexpr int32_t kPoolPiece = 256;
 inline constexpr int32_t kLongBagPieces = 2;
 
+// Columns of a buffered row with those that fill its last vector.
+constexpr uint32_t padded_columns(int32_t columns) {
+  return (static_cast<uint32_t>(columns) + 7) / 8 * 8;
+}
+
 // Buffered fp16 rows are the scaled rows times 2^-kBufferedRowShift, which fp16 holds.
 inline constexpr int kBufferedRowShift = 8;
 

@@ -56,6 +56,19 @@ struct EmissionContext {
   bool paired;
 };
 
+// Zeros behind the columns of a buffered row, as its last vector is read whole.
+__device__ __forceinline__ void pad_row(char* row, int32_t columns, bool is_half) {
+  const int32_t end = static_cast<int32_t>(padded_columns(columns));
+#pragma unroll 1
+  for (; columns < end; ++columns) {
+    if (is_half) {
+      reinterpret_cast<__half*>(row)[columns] = __half(0.0f);
+    } else {
+      reinterpret_cast<float*>(row)[columns] = 0.0f;
+    }
+  }
+}
+
 // Plans the lane's row. All lanes call it; `active` is false where there is no lookup. `members`
 // are the lanes with the same id, itself included. Returns the lanes of the same id that write
 // something.
@@ -100,6 +113,7 @@ __device__ __forceinline__ uint32_t plan_row(RowTarget& target, const EmissionCo
     target.row = static_cast<char*>(workspace.rows) + static_cast<int64_t>(slot) *
                                                           workspace.buffered_row_elements *
                                                           (context.rows_are_half ? 2 : 4);
+    if (owner == lane) pad_row(target.row, context.feature.embedding_dim, context.rows_are_half);
   } else if (!lone && workspace.sums != nullptr) {
     target.row = reinterpret_cast<char*>(workspace.sums +
                                          (sample - context.range.first_sample) * row_stride +
