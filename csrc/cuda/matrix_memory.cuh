@@ -37,9 +37,33 @@ __device__ __forceinline__ void store_shared_pair(uint32_t address, uint2 value)
                : "memory");
 }
 
-// A barrier of the first `threads` threads of a block, which the others do not wait for.
-__device__ __forceinline__ void partial_barrier(int threads) {
-  asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory");
-}
+// In shared memory: a barrier of some threads of a block, which the others do not wait for.
+struct PartialBarrier {
+  uint64_t state;
+
+  // By one thread; a barrier of the block must follow.
+  __device__ __forceinline__ void start(int threads) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(&state)), "r"(threads)
+                 : "memory");
+  }
+  // By each of the threads.
+  __device__ __forceinline__ void wait() {
+    const uint32_t address = shared_address(&state);
+    uint64_t phase;
+    asm volatile("mbarrier.arrive.shared.b64 %0, [%1];" : "=l"(phase) : "r"(address) : "memory");
+    uint32_t is_over;
+    do {
+      asm volatile(
+          "{\n"
+          ".reg .pred over;\n"
+          "mbarrier.test_wait.shared.b64 over, [%1], %2;\n"
+          "selp.u32 %0, 1, 0, over;\n"
+          "}"
+          : "=r"(is_over)
+          : "r"(address), "l"(phase)
+          : "memory");
+    } while (is_over == 0);
+  }
+};
 
 }  // namespace flowtt::cuda

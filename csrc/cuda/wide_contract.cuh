@@ -22,6 +22,7 @@ struct WideShared {
   Claim claims[2];  // of each tile, within one feature
   int32_t claim_features[2];
   int32_t rows_used;
+  PartialBarrier planners;  // of the planning warps
 };
 
 constexpr int32_t kWideSharedBytes = (sizeof(WideShared) + 127) / 128 * 128;
@@ -194,7 +195,7 @@ __global__ void __launch_bounds__(kWideWarps * 32, WideProducts<kSteps, kThree>:
     const TiledFeature& feature = group.features[f];
     const WideArena& arena = shared.arenas[f];
     const TileExtent extent = find_extent(
-        tile, shared.planning, next, shared.ahead, arena.capacity,
+        tile, shared.planning, shared.planners, next, shared.ahead, arena.capacity,
         (range.disabled & kSharingDisabled) == 0, claim,
         [&](int32_t prefixes, uint32_t i1, uint32_t i2, int32_t entries, int32_t* checkpoint) {
           return shared.checkpoints.find(workspace, range, segments, f, prefixes, i1, i2,
@@ -225,6 +226,7 @@ __global__ void __launch_bounds__(kWideWarps * 32, WideProducts<kSteps, kThree>:
   if (warp == 0) {
     if (threadIdx.x == 0) {
       shared.rows_used = 0;
+      shared.planners.start(kTileEntries);
       uint32_t largest = 0;
       for (int32_t f = 0; f < group.count; ++f) {
         largest = max(largest, shared.arenas[f].product_bytes);
@@ -240,7 +242,7 @@ __global__ void __launch_bounds__(kWideWarps * 32, WideProducts<kSteps, kThree>:
   if (plans) {
     shared.ahead.copy(workspace, shared.claims[0]);
     wait_for_copies();
-    partial_barrier(kTileEntries);
+    shared.planners.wait();
     plan_next(0, UINT32_MAX);
   }
   typename Products::Second second;

@@ -127,8 +127,9 @@ struct TileExtent {
 // i2, entries, checkpoint)` says where the products come from; one thread calls it.
 template <typename FindSource>
 __device__ __forceinline__ TileExtent find_extent(WideTile& tile, PlanningScratch& scratch,
-                                                  int table_in_use, const AheadEntries& ahead,
-                                                  int32_t capacity, bool shares, Claim claim,
+                                                  PartialBarrier& planners, int table_in_use,
+                                                  const AheadEntries& ahead, int32_t capacity,
+                                                  bool shares, Claim claim,
                                                   FindSource&& find_source) {
   const int thread = threadIdx.x;
   const int lane = thread % 32;
@@ -150,7 +151,7 @@ __device__ __forceinline__ TileExtent find_extent(WideTile& tile, PlanningScratc
     scratch.cut = kTileEntries;
     tile.item_count = tile.next_item = 0;
   }
-  partial_barrier(kTileEntries);
+  planners.wait();
 
   int32_t end = kTileEntries;
 #pragma unroll
@@ -160,7 +161,7 @@ __device__ __forceinline__ TileExtent find_extent(WideTile& tile, PlanningScratc
   const uint32_t firsts = __ballot_sync(kAllLanes, is_first);
   if (lane == 0) scratch.firsts[warp] = firsts;
   clear_prefixes(scratch.tables[table_in_use ^ 1], thread);
-  partial_barrier(kTileEntries);
+  planners.wait();
 
   // A prefix is numbered by the entry that has it first.
   int32_t number = 0;
@@ -175,7 +176,7 @@ __device__ __forceinline__ TileExtent find_extent(WideTile& tile, PlanningScratc
   if (is_first && number < capacity) tile.i1[number] = static_cast<uint16_t>(i1);
   if (is_first && number == capacity) scratch.cut = thread;
   if (thread == 0) tile.source = find_source(prefixes, i1, i2, end, &tile.checkpoint);
-  partial_barrier(kTileEntries);
+  planners.wait();
   return {min(end, scratch.cut), min(prefixes, capacity), number, i2};
 }
 

@@ -25,11 +25,14 @@ inline void store_shared_pair(uint32_t address, uint2 value) {
   shared_word<uint2>(address) = value;
 }
 
-inline void partial_barrier(int threads) {
-  cuda_on_cpu::Barrier& barrier = cuda_on_cpu::current->block->named_barrier;
-  if (barrier.arrived == 0) barrier.members = threads;
-  if (barrier.members != threads) cuda_on_cpu::fail("a barrier of %d threads", threads);
-  barrier.wait(barrier.arrive());
-}
+struct PartialBarrier {
+  uint64_t state;
+
+  void start(int threads) { cuda_on_cpu::current->block->named_barrier.members = threads; }
+  void wait() {
+    cuda_on_cpu::Barrier& barrier = cuda_on_cpu::current->block->named_barrier;
+    barrier.wait(barrier.arrive());
+  }
+};
 
 }  // namespace flowtt::cuda
