@@ -163,7 +163,8 @@ std::vector<int64_t> differentiate_tiled_features(const CudaCall& call,
   for (size_t feature = 0; feature < arguments.features.size(); ++feature) {
     const int32_t table = arguments.features[feature].table;
     if (choice != ForwardChoice::kGeneral && arguments.output_rows > 0 && arguments.bags.nnz > 0 &&
-        cuda::has_tiled_backward(arguments.core_type, arguments.tables[table], shared_limit)) {
+        cuda::has_tiled_backward(arguments.core_type, arguments.output_rows,
+                                 arguments.tables[table], shared_limit)) {
       candidates.push_back({{}, static_cast<int64_t>(feature), table});
     } else {
       remaining.push_back(static_cast<int64_t>(feature));

@@ -122,11 +122,13 @@ cudaError_t read_shared_limit(int* bytes) {
   return cudaDeviceGetAttribute(bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
 }
 
-bool has_tiled_backward(ElementType core_type, const TableShape& shape, int shared_limit) {
+bool has_tiled_backward(ElementType core_type, int64_t output_rows, const TableShape& shape,
+                        int shared_limit) {
   const size_t needed =
       padded_gradient_rank(shape) == 16 ? sizeof(BackwardShared<16>) : sizeof(BackwardShared<32>);
   if (needed > static_cast<size_t>(shared_limit)) return false;
   if (core_type == ElementType::kFloat64 || shape.num_cores != 3) return false;
+  if (output_rows >= kLoneLookup) return false;  // entries have 31 bits for them
   return *std::max_element(shape.p, shape.p + 3) <= kMaxTiledFactor && shape.q[0] <= kGradientQ &&
          shape.q[1] <= kGradientQ && shape.q[2] <= kGradientColumns &&
          shape.r[1] <= kMaxGradientRank && shape.r[2] <= kMaxGradientRank;
@@ -178,7 +180,7 @@ cudaError_t launch_tiled_backward(const BackwardPlan& plan, const BagBatch& batc
   range.bins = sort.bins;
   range.end_sample = batch.batch_size;
   const int64_t bags = batch.num_features * batch.batch_size;
-  if (batch.nnz % bags == 0 && batch.nnz / bags < int64_t{1} << 31) {
+  if (batch.nnz % bags == 0 && batch.nnz < int64_t{1} << 31) {
     range.bag_length = static_cast<uint32_t>(batch.nnz / bags);
     range.bag_reciprocal = bag_reciprocal(range.bag_length);
   }

@@ -45,7 +45,8 @@ struct BackwardPlan {
 cudaError_t read_shared_limit(int* bytes);
 
 // Whether the kernels take a table, on a device with that limit.
-bool has_tiled_backward(ElementType core_type, const TableShape& shape, int shared_limit);
+bool has_tiled_backward(ElementType core_type, int64_t output_rows, const TableShape& shape,
+                        int shared_limit);
 
 // Both ranks of a table that the kernels take, padded to 16 or 32.
 int32_t padded_gradient_rank(const TableShape& shape);

@@ -38,6 +38,11 @@ struct BackwardPass {
   GradientTargets targets[kTiledFeaturesPerLaunch];
 };
 
+// More than the 4 KB of a forward launch; the general kernels need the larger limit too.
+static_assert(sizeof(TiledGroup) + sizeof(BagBatch) + sizeof(TiledRange) + sizeof(TiledWorkspace) +
+                  sizeof(BackwardPass) <=
+              8192);
+
 // Finds granule `number`; feature after feature, of each as many as it needs, of equal length. By
 // the first warp.
 __device__ __forceinline__ void find_granule(Granule& granule, const Segments& segments,

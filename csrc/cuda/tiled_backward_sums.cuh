@@ -38,11 +38,13 @@ __device__ __forceinline__ void
 TileGradients<core_t, kRank, kThreeProducts, kShape>::compute_products() {
   constexpr uint32_t kOwn = kRank / 4;
   float a[2][kOwn];  // rows g and g + 8, r1 = kOwn t + i
+  bool has[2];       // otherwise zeros are stored: 0 times infinity is not a number
   const uint32_t j1 = g_ % 4;
 #pragma unroll
   for (uint32_t half = 0; half < 2; ++half) {
     const uint32_t slot = g_ / 4 + 2 * half;
     const bool exists = has_entry(slot);
+    has[half] = exists;
     const uint32_t i1 = exists ? entry(slot).y : 0;
     const core_t* const row = first_ + (int64_t{i1} * q1_ + j1) * r1_ + kOwn * t_;
 #pragma unroll
@@ -81,7 +83,8 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::compute_products() {
         store_pair(tile_.products +
                        Tile::product_place(number, j1 / 2, m, 4 * (u % 2 * 4 + t_) + u / 2) +
                        j1 % 2 * 2,
-                   Product::operand(c[m][2 * half]), Product::operand(c[m][2 * half + 1]));
+                   has[half] ? Product::operand(c[m][2 * half]) : 0.0f,
+                   has[half] ? Product::operand(c[m][2 * half + 1]) : 0.0f);
       }
     }
   }

@@ -110,6 +110,7 @@ inline __device__ __noinline__ void mark_bags(BagMarks& marks, const BagBatch& b
   for (int32_t word = threadIdx.x; word < BagMarks::kWords; word += kPrepareThreads) {
     marks.starts[word] = 0;
   }
+  if (threadIdx.x == 0) marks.bag[0] = 0;  // offsets out of order may leave no start
   __syncthreads();
   if (marks.searches()) return;
 #pragma unroll 2

@@ -125,11 +125,15 @@ inline __device__ __noinline__ void clear_bags(const TiledGroup& group, const Ba
   CheckedBag bag{lane < bags_per_warp && first + lane < samples, 0, 0};
   if (bag.exists) {
     const int64_t number = feature.feature * batch.batch_size + sample + lane;
+    // Without pooling a feature's lookups are all in one, and nobody asks for bags.
+    const bool pools = batch.pooling_mode != PoolingMode::kNone;
+    const int64_t end = number + (pools ? 1 : batch.batch_size);
+    bag.exists = pools || sample + lane == 0;
     bag.begin = load_index(batch.offsets, batch.offsets_are_int64, number);
-    bag.end = load_index(batch.offsets, batch.offsets_are_int64, number + 1);
-    const int64_t last = batch.num_features * batch.batch_size - 1;
-    if (bag.begin < 0 || bag.begin > bag.end || bag.end > batch.nnz ||
-        (number == 0 && bag.begin != 0) || (number == last && bag.end != batch.nnz)) {
+    bag.end = load_index(batch.offsets, batch.offsets_are_int64, bag.exists ? end : number);
+    if (bag.exists && (bag.begin < 0 || bag.begin > bag.end || bag.end > batch.nnz ||
+                       (number == 0 && bag.begin != 0) ||
+                       (end == batch.num_features * batch.batch_size && bag.end != batch.nnz))) {
       trap_on_bad_bag(feature, sample + lane, bag.begin, bag.end, batch.nnz);
     }
   }

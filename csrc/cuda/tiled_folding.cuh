@@ -149,8 +149,9 @@ __global__ void __launch_bounds__(kFoldThreads, 2048 / kFoldThreads)
   if (entry < 32) find_fold_chunk(scratch, group.count);
   __syncthreads();
   const FoldChunk chunk = scratch.chunk;
-  if (chunk.count == 0) return;
+  // By blocks without a chunk too: the end of this launch is to mean the end of those before.
   wait_for_previous_kernel();
+  if (chunk.count == 0) return;
 
   const TiledFeature& feature = group.features[chunk.f];
   const bool exists = entry < static_cast<uint32_t>(chunk.count);

@@ -168,8 +168,9 @@ void plan_rows(const BagBatch& batch, TiledPlan* plan) {
       }
     }
   }
-  plan->adds_to_sums =
-      pools && (!buffers || plan->row_slots < plan->lookups_per_range || ranges > 1);
+  // Slots that are dealt out to blocks may not be enough for one of them, however many there are.
+  plan->adds_to_sums = pools && (!buffers || plan->rows_per_block > 0 ||
+                                 plan->row_slots < plan->lookups_per_range || ranges > 1);
 }
 
 void plan_packing(TiledPlan* plan) {
@@ -245,7 +246,7 @@ cudaError_t launch_tiled_forward(const TiledPlan& plan, const BagBatch& batch,
   range.chunk_shift = plan.chunk_shift;
   range.bins = plan.bins;
   const int64_t bags = batch.num_features * batch.batch_size;
-  if (batch.nnz > 0 && batch.nnz % bags == 0 && batch.nnz / bags < int64_t{1} << 31) {
+  if (batch.nnz > 0 && batch.nnz % bags == 0 && batch.nnz < int64_t{1} << 31) {
     range.bag_length = static_cast<uint32_t>(batch.nnz / bags);
     range.bag_reciprocal = bag_reciprocal(range.bag_length);
   }

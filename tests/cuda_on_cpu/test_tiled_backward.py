@@ -122,6 +122,26 @@ def test_forms_of_grad_output(form: object, name: str) -> None:
     check(call, Device(), grad=form(call.grad_output()))  # type: ignore[operator]
 
 
+def test_offsets_of_bags_do_not_count_without_pooling() -> None:
+    call = make_call([TABLES["32x8"]], batch_size=3, lengths=[4, 4, 4], pooling_mode=NONE)
+    grad = call.grad_output()
+    right = expect(call).gradients(grad)[0]
+    call.offsets = torch.tensor([0, 9, 2, 12])
+    actual = operators(Device()).tt_embedding_bag_backward(grad, *call.operands(), False)
+    assert_near(actual, right, THREE_PRODUCTS)
+
+
+@pytest.mark.parametrize("core", range(3))
+def test_what_an_infinity_does_not_reach(core: int) -> None:
+    """Gradients that float64 has finite, among them that of the infinite slice itself."""
+    call = make_call([Table((20, 3, 25), (4, 4, 8), (32, 32))], batch_size=9, max_length=3)
+    call.cores[core][1, :, 0, 0] = torch.inf
+    grad = call.grad_output()
+    actual = operators(Device()).tt_embedding_bag_backward(grad, *call.operands(), False)
+    for found, expected in zip(actual, expect(call).gradients(grad)[0], strict=True):
+        assert found[expected.isfinite()].isfinite().all()
+
+
 def test_misaligned_cores() -> None:
     call = make_call([TABLES["32x8"]], batch_size=30)
     call.cores = [

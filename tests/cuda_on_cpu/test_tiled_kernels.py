@@ -61,6 +61,52 @@ def test_more_rows_than_slots(twice: int, once: int, order: Order) -> None:
     assert_near(output, expect(call).output, THREE_PRODUCTS)
 
 
+# Slots of rows of 128 columns that three products, or one, buffer in calls of few lookups.
+SLOTS, ONE_PRODUCT_SLOTS = 8_192, 16_384
+
+
+@pytest.mark.parametrize(
+    ("name", "multiprocessors", "lookups"),
+    [
+        ("wide 64", 3, SLOTS),
+        ("wide 64", 3, SLOTS + 1),
+        ("wide 64", 5, SLOTS + 3),
+        ("wide 64", 132, SLOTS + 4),
+        ("wide 64", 132, SLOTS + 124),
+        ("2 cores, rank 64", 5, SLOTS // 4 + 2),
+        ("2 cores, rank 64", 132, SLOTS // 4 + 64),
+        ("32x8", 3, SLOTS + 1),
+    ],
+)
+@pytest.mark.parametrize("output_dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_about_as_many_slots_as_lookups(
+    name: str, multiprocessors: int, lookups: int, output_dtype: torch.dtype
+) -> None:
+    """Slots are dealt out to blocks, and rounded up: there may be enough but for one block."""
+    lengths = [4] * (lookups // 4 - 1)
+    lengths.append(lookups - sum(lengths))
+    call = make_call([TABLES[name]], batch_size=len(lengths), lengths=lengths)
+    output = forward(call, Device(multiprocessors), output_dtype)
+    tolerance = 2 * THREE_PRODUCTS if output_dtype == torch.float32 else 4e-3
+    assert_near(output, expect(call).output, tolerance)
+
+
+@pytest.mark.parametrize("order", list(Order), ids=lambda order: order.name.lower())
+def test_as_many_slots_of_one_product(order: Order) -> None:
+    lengths = [4] * (ONE_PRODUCT_SLOTS // 4 - 1) + [5]
+    call = make_call([TABLES["wide 64"]], batch_size=len(lengths), lengths=lengths)
+    output = forward(call, Device(5, order=order), allow_tf32=True)
+    assert_near(output, expect(call).output, ONE_PRODUCT)
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_offsets_of_bags_do_not_count_without_pooling(name: str) -> None:
+    call = make_call([TABLES[name]], batch_size=3, lengths=[4, 4, 4], pooling_mode=NONE)
+    output = forward(call)
+    call.offsets = torch.tensor([0, 9, 2, 12])
+    assert torch.equal(forward(call), output)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("output_dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_dtypes(dtype: torch.dtype, output_dtype: torch.dtype) -> None:

@@ -69,6 +69,15 @@ def test_values(name: str, dtype: torch.dtype, weighted: bool, pooling_mode: int
     ],
     ids=["ranks 128", "4 cores", "ranks 32"],
 )
+@pytest.mark.parametrize("more", [0, 4, 60])
+def test_about_as_many_slots_as_lookups(more: int) -> None:
+    """8,192 rows of 128 columns are buffered, rounded up to a multiple of the multiprocessors."""
+    bags = (8_192 + more) // 4
+    table = Table((20, 22, 25), (4, 4, 8), (64, 50))
+    call = make_call([table], batch_size=bags, lengths=[4] * bags, device="cuda")
+    assert_matches(call.forward(), expect(call).output)
+
+
 def test_shapes_that_share_a_launch(tables: list[Table]) -> None:
     call = make_call(tables, batch_size=2000, max_length=12, device="cuda")
     assert_matches(call.forward(), expect(call).output)
