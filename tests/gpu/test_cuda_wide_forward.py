@@ -60,15 +60,6 @@ def test_values(name: str, dtype: torch.dtype, weighted: bool, pooling_mode: int
     assert_matches(call.forward(), expect(call).output)
 
 
-@pytest.mark.parametrize(
-    "tables",
-    [
-        [Table((40, 40, 40), q, (128, 128)) for q in [(4, 4, 8), (4, 4, 4), (4, 2, 4)]],
-        [TABLES["4 cores, one column"], TABLES["4 cores"]],
-        [Table((40, 40, 40), q, (32, 32)) for q in [(1, 2, 16), (8, 4, 8)]],
-    ],
-    ids=["ranks 128", "4 cores", "ranks 32"],
-)
 @pytest.mark.parametrize("more", [0, 4, 60])
 def test_about_as_many_slots_as_lookups(more: int) -> None:
     """8,192 rows of 128 columns are buffered, rounded up to a multiple of the multiprocessors."""
@@ -78,6 +69,15 @@ def test_about_as_many_slots_as_lookups(more: int) -> None:
     assert_matches(call.forward(), expect(call).output)
 
 
+@pytest.mark.parametrize(
+    "tables",
+    [
+        [Table((40, 40, 40), q, (128, 128)) for q in [(4, 4, 8), (4, 4, 4), (4, 2, 4)]],
+        [TABLES["4 cores, one column"], TABLES["4 cores"]],
+        [Table((40, 40, 40), q, (32, 32)) for q in [(1, 2, 16), (8, 4, 8)]],
+    ],
+    ids=["ranks 128", "4 cores", "ranks 32"],
+)
 def test_shapes_that_share_a_launch(tables: list[Table]) -> None:
     call = make_call(tables, batch_size=2000, max_length=12, device="cuda")
     assert_matches(call.forward(), expect(call).output)
