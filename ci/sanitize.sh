@@ -6,8 +6,8 @@
 # Needs a GPU, and what tests/gpu/README.md says. The four tools run side by side, each on tests that
 # reach every kernel. The exit status is 1 if a tool found something or a test failed, or if a tool
 # did not come to its end. SECONDS_A_TOOL bounds each (default 300); WORKERS_A_TOOL is how many
-# processes share its tests (default 4, with pytest-xdist); TOOLS names some of the four; PYTHON names the
-# interpreter. Complete output is kept in the folder of the log, as TOOL.log.
+# processes share its tests (default 4, with pytest-xdist); TOOLS names some of the four; PYTHON names
+# the interpreter. Complete output is kept in the folder of the log, as TOOL.log.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 log=$(realpath -m "${1:?usage: ci/sanitize.sh LOG}")

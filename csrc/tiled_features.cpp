@@ -7,6 +7,7 @@
 #include <string_view>
 #include <tuple>
 
+#include "cuda/device_attributes.h"
 #include "cuda/tiled_backward.h"
 #include "cuda/tiled_forward.h"
 
@@ -157,7 +158,7 @@ std::vector<int64_t> differentiate_tiled_features(const CudaCall& call,
   const EmbeddingBagArguments& arguments = call.arguments();
   const ForwardChoice choice = forward_choice();
   int shared_limit = 0;
-  call.check(cuda::read_shared_limit(&shared_limit));
+  call.check(cuda::read_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, &shared_limit));
   std::vector<int64_t> remaining;
   std::vector<TiledCandidate> candidates;
   for (size_t feature = 0; feature < arguments.features.size(); ++feature) {

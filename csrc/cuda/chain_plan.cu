@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "chain.cuh"
+#include "device_attributes.h"
 #include "launchers.h"
 
 namespace flowtt::cuda {
@@ -76,10 +77,9 @@ struct DeviceLimits {
 };
 
 cudaError_t current_device_limits(DeviceLimits* limits) {
-  int device = 0;
-  cudaError_t error = cudaGetDevice(&device);
+  cudaError_t error = cudaSuccess;
   const auto read = [&](int* value, cudaDeviceAttr attribute) {
-    if (error == cudaSuccess) error = cudaDeviceGetAttribute(value, attribute, device);
+    if (error == cudaSuccess) error = read_attribute(attribute, value);
   };
   read(&limits->multiprocessors, cudaDevAttrMultiProcessorCount);
   read(&limits->shared_bytes_per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin);

@@ -4,6 +4,8 @@
 // Both kernels: blockIdx.y is the core, blocks of a core stride over its elements or slices.
 
 #include "chain.cuh"
+#include "dependent_launch.cuh"
+#include "device_attributes.h"
 #include "launchers.h"
 #include "tensor_core.cuh"
 
@@ -239,24 +241,13 @@ cudaError_t launch_cast_core_gradients(ElementType core_type, const CoreGroup& g
 cudaError_t launch_optimizer_step(ElementType core_type, const CoreGroup& group,
                                   const OptimizerArguments& params, cudaStream_t stream) {
   if (group.count == 0) return cudaSuccess;
-  int device = 0;
-  int major = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error != cudaSuccess) return error;
-  error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  bool dependent_launch = false;
+  const cudaError_t error = read_dependent_launch(&dependent_launch);
   if (error != cudaSuccess) return error;
   const dim3 grid = core_grid(group, [](const CoreTask& task) { return task.num_slices; });
   return dispatch_core_type(core_type, [&]<typename core_t>() {
-    cudaLaunchAttribute attribute{};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = grid;
-    config.blockDim = dim3(kStepThreads);
-    config.stream = stream;
-    config.attrs = &attribute;
-    config.numAttrs = major >= 9 ? 1 : 0;
-    return cudaLaunchKernelEx(&config, optimizer_step_kernel<core_t>, group, params);
+    return launch_kernel(optimizer_step_kernel<core_t>, grid, kStepThreads, 0, dependent_launch,
+                         stream, group, params);
   });
 }
 

@@ -4,14 +4,15 @@
 
 #include <algorithm>
 
+#include "device_attributes.h"
 #include "tiled_backward_kernel.cuh"
 #include "tiled_prepare_launch.cuh"
 #include "tiled_sort.h"
+#include "workspace_layout.h"
 
 namespace flowtt::cuda {
 namespace {
 
-constexpr int64_t kAlignment = 256;
 constexpr int kMaxGradientRank = 32;
 constexpr int64_t kMaxLookupsPerRange = int64_t{1} << 20;
 // Lookups that are worth a block.
@@ -24,30 +25,14 @@ struct NoPacking {
                                               int32_t) {}
 };
 
-int64_t round_up(int64_t value, int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
-
-// The workspace, and its size.
-TiledWorkspace place_workspace(const TiledPlan& sort, void* base, size_t* bytes) {
-  TiledWorkspace workspace{};
-  char* next = static_cast<char*>(base);
-  const auto take = [&](int64_t count, size_t size) {
-    char* const piece = next;
-    next += round_up(count * static_cast<int64_t>(size), kAlignment);
-    return piece;
-  };
+TiledWorkspace place_workspace(const TiledPlan& sort, WorkspaceLayout* layout) {
   const int64_t chunks = max_chunks(sort, sort.lookups_per_range);
-  workspace.entries =
-      reinterpret_cast<GroupedLookup*>(take(sort.lookups_per_range, sizeof(GroupedLookup)));
-  workspace.bin_sums = reinterpret_cast<uint32_t*>(take(chunks * kBinSums, sizeof(uint32_t)));
-  workspace.bin_starts =
-      reinterpret_cast<uint32_t*>(take(chunks * kMaxTiledBins, sizeof(uint32_t)));
-  workspace.control = reinterpret_cast<uint32_t*>(take(kControlWords, sizeof(uint32_t)));
-  if (sort.has_factors) {
-    workspace.factors = reinterpret_cast<float*>(take(sort.lookups_per_range, sizeof(float)));
-  }
-  *bytes = static_cast<size_t>(next - static_cast<char*>(base));
+  TiledWorkspace workspace{};
+  workspace.entries = layout->take<GroupedLookup>(sort.lookups_per_range);
+  workspace.bin_sums = layout->take<uint32_t>(chunks * kBinSums);
+  workspace.bin_starts = layout->take<uint32_t>(chunks * kMaxTiledBins);
+  workspace.control = layout->take<uint32_t>(kControlWords);
+  workspace.factors = layout->take<float>(sort.has_factors ? sort.lookups_per_range : 0);
   return workspace;
 }
 
@@ -115,13 +100,6 @@ GradientShape find_shape(const TiledGroup& group, const GradientTargets* targets
 
 }  // namespace
 
-cudaError_t read_shared_limit(int* bytes) {
-  int device = 0;
-  const cudaError_t error = cudaGetDevice(&device);
-  if (error != cudaSuccess) return error;
-  return cudaDeviceGetAttribute(bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-}
-
 bool has_tiled_backward(ElementType core_type, int64_t output_rows, const TableShape& shape,
                         int shared_limit) {
   const size_t needed =
@@ -143,29 +121,25 @@ cudaError_t plan_tiled_backward(const BagBatch& batch, const StridedMatrix& grad
   TiledPlan& sort = plan->sort;
   sort = {};
   sort.core_type = plan->core_type;
-  int device = 0;
-  int major = 0;
-  cudaError_t error = cudaGetDevice(&device);
+  cudaError_t error = read_dependent_launch(&sort.dependent_launch);
   if (error != cudaSuccess) return error;
-  error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  error = read_attribute(cudaDevAttrMultiProcessorCount, &sort.multiprocessors);
   if (error != cudaSuccess) return error;
-  error = cudaDeviceGetAttribute(&sort.multiprocessors, cudaDevAttrMultiProcessorCount, device);
-  if (error != cudaSuccess) return error;
-  sort.dependent_launch = major >= 9;
   plan->shape = find_shape(plan->group, plan->targets, grad_output);
   sort.bins = 0;
   for (int32_t f = 0; f < plan->group.count; ++f) {
     sort.bins = std::max(sort.bins, set_sort_order(kMaxTiledBins, &plan->group.features[f]));
   }
   sort.group = plan->group;
-  const int64_t ranges =
-      std::max<int64_t>((batch.nnz + kMaxLookupsPerRange - 1) / kMaxLookupsPerRange, 1);
-  sort.lookups_per_range = (batch.nnz + ranges - 1) / ranges;
+  const int64_t ranges = std::max<int64_t>(ceil_div(batch.nnz, kMaxLookupsPerRange), 1);
+  sort.lookups_per_range = ceil_div(batch.nnz, ranges);
   sort.samples_per_range = batch.batch_size;
   sort.chunk_shift = choose_chunk_shift(sort.lookups_per_range, sort.multiprocessors);
   sort.has_factors =
       batch.per_sample_weights != nullptr || batch.pooling_mode == PoolingMode::kMean;
-  place_workspace(sort, nullptr, &plan->workspace_bytes);
+  WorkspaceLayout layout(nullptr);
+  place_workspace(sort, &layout);
+  plan->workspace_bytes = static_cast<size_t>(layout.bytes());
   return cudaSuccess;
 }
 
@@ -173,17 +147,13 @@ cudaError_t launch_tiled_backward(const BackwardPlan& plan, const BagBatch& batc
                                   const StridedMatrix& grad_output, void* workspace,
                                   cudaStream_t stream) {
   const TiledPlan& sort = plan.sort;
-  size_t bytes = 0;
-  const TiledWorkspace pieces = place_workspace(sort, workspace, &bytes);
+  WorkspaceLayout layout(workspace);
+  const TiledWorkspace pieces = place_workspace(sort, &layout);
   TiledRange range{};
   range.chunk_shift = sort.chunk_shift;
   range.bins = sort.bins;
   range.end_sample = batch.batch_size;
-  const int64_t bags = batch.num_features * batch.batch_size;
-  if (batch.nnz % bags == 0 && batch.nnz < int64_t{1} << 31) {
-    range.bag_length = static_cast<uint32_t>(batch.nnz / bags);
-    range.bag_reciprocal = bag_reciprocal(range.bag_length);
-  }
+  set_bag_length(batch, &range);
   const PooledOutput no_output{};
   BackwardPass pass{grad_output, 0, 0, {}};
   std::copy(plan.targets, plan.targets + kTiledFeaturesPerLaunch, pass.targets);
@@ -198,12 +168,11 @@ cudaError_t launch_tiled_backward(const BackwardPlan& plan, const BagBatch& batc
     // As few rounds as can be, all of them full. No granule has lookups of two features.
     const int64_t others = sort.group.count - 1;
     const int64_t round = int64_t{kBackwardThreads} * sort.multiprocessors;
-    const int64_t granules = std::max<int64_t>(
-        (launch.lookups() + round - 1) / round * sort.multiprocessors - others, 1);
-    pass.granule = static_cast<int32_t>(std::clamp<int64_t>(
-        (launch.lookups() + granules - 1) / granules, kMinGranule, kBackwardThreads));
-    pass.granules =
-        static_cast<int32_t>((launch.lookups() + pass.granule - 1) / pass.granule + others);
+    const int64_t granules =
+        std::max<int64_t>(ceil_div(launch.lookups(), round) * sort.multiprocessors - others, 1);
+    pass.granule = static_cast<int32_t>(
+        std::clamp<int64_t>(ceil_div(launch.lookups(), granules), kMinGranule, kBackwardThreads));
+    pass.granules = static_cast<int32_t>(ceil_div(launch.lookups(), pass.granule) + others);
     error = sort.core_type == ElementType::kFloat32 ? launch_core_type<float>(plan, launch, pass)
             : sort.core_type == ElementType::kFloat16
                 ? launch_core_type<__half>(plan, launch, pass)

@@ -41,10 +41,7 @@ struct BackwardPlan {
   size_t workspace_bytes;
 };
 
-// Shared memory that a block of the current device may have.
-cudaError_t read_shared_limit(int* bytes);
-
-// Whether the kernels take a table, on a device with that limit.
+// Whether the kernels take a table, on a device whose blocks may have so much shared memory.
 bool has_tiled_backward(ElementType core_type, int64_t output_rows, const TableShape& shape,
                         int shared_limit);
 

@@ -8,13 +8,6 @@
 
 namespace flowtt::cuda {
 
-// Entries [first, first + count) of feature f of the group.
-struct Granule {
-  int32_t f;
-  int32_t first;
-  int32_t count;  // 0: there are none
-};
-
 // What a block has in dynamic shared memory.
 template <int kRank>
 struct BackwardShared {
@@ -27,7 +20,7 @@ struct BackwardShared {
   };
   GradientPlan plan;
   Segments segments;
-  Granule granule;
+  EntryChunk granule;
 };
 
 // Parameters of the kernel beside those of the sort.
@@ -43,23 +36,6 @@ static_assert(sizeof(TiledGroup) + sizeof(BagBatch) + sizeof(TiledRange) + sizeo
                   sizeof(BackwardPass) <=
               8192);
 
-// Finds granule `number`; feature after feature, of each as many as it needs, of equal length. By
-// the first warp.
-__device__ __forceinline__ void find_granule(Granule& granule, const Segments& segments,
-                                             int32_t features, int32_t most, int32_t number) {
-  const int32_t lane = static_cast<int32_t>(threadIdx.x);
-  const int32_t first = segments.first_entry[min(lane, features - 1)];
-  const int32_t entries = lane < features ? segments.first_entry[lane + 1] - first : 0;
-  const int32_t granules = (entries + most - 1) / most;
-  const int32_t up_to = inclusive_sum(granules);
-  const int32_t f = __ffs(__ballot_sync(kAllLanes, up_to > number)) - 1;
-  if (lane == max(f, 0)) {
-    const int32_t each = granules > 0 ? (entries + granules - 1) / granules : 0;
-    const int32_t begin = min((number - (up_to - granules)) * each, entries);
-    granule = {f, first + begin, f < 0 ? 0 : min(each, entries - begin)};
-  }
-}
-
 // Plans granule `number`: its feature, or -1 if it has no lookups. Called by all threads; starts
 // and ends with a barrier.
 template <typename Shared>
@@ -70,10 +46,10 @@ __device__ __forceinline__ int32_t plan_granule(Shared& shared, const TiledGroup
   __syncthreads();
   clear_order(scratch.order);
   if (threadIdx.x < 32) {
-    find_granule(shared.granule, shared.segments, group.count, pass.granule, number);
+    find_entry_chunk(shared.granule, shared.segments, group.count, pass.granule, number);
   }
   __syncthreads();
-  const Granule granule = shared.granule;
+  const EntryChunk granule = shared.granule;
   if (granule.count == 0) return -1;
   const int32_t i = static_cast<int32_t>(threadIdx.x);
   const bool exists = i < granule.count;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "device_attributes.h"
 #include "tiled_contract.cuh"
 #include "tiled_kernel_launch.cuh"
 
@@ -28,11 +29,8 @@ cudaError_t launch_contract_kernel(const TiledLaunch& launch) {
   constexpr auto kernel = tiled_contract_kernel<kRank1, kRank2, kQ3, kThreeProducts, kExact, kFused,
                                                 kFolded, Shape::kHeld, Shape::kWarps>;
   static_assert(Shape::kWarps * Chain::kTile <= kScratchBytesPerMultiprocessor);
-  int device = 0;
   int shared_limit = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error != cudaSuccess) return error;
-  error = cudaDeviceGetAttribute(&shared_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  cudaError_t error = read_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, &shared_limit);
   if (error != cudaSuccess) return error;
   constexpr int kWarpBytes = sizeof(WarpStorage<Chain, kFused>);
   const int warps = std::min(Shape::kWarps, (shared_limit - kStaticSharedBytes) / kWarpBytes);

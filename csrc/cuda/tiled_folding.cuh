@@ -16,13 +16,6 @@ constexpr int kFoldShift = 9;
 constexpr int kFoldThreads = 1 << kFoldShift;
 constexpr int kFoldWarps = kFoldThreads / 32;
 
-// Entries [first, first + count) of feature f of the group.
-struct FoldChunk {
-  int32_t f;
-  int32_t first;
-  int32_t count;  // 0: the block has none
-};
-
 // In shared memory, of each entry of the chunk unless it says otherwise.
 struct FoldScratch {
   // Of the hash table of ids.
@@ -41,7 +34,7 @@ struct FoldScratch {
   uint32_t first_single_slot;
   uint32_t single_slots;
   Segments segments;
-  FoldChunk chunk;
+  EntryChunk chunk;
 };
 inline constexpr uint32_t kNoEntry = ~0u;
 inline constexpr uint8_t kNotShared = 0;
@@ -106,23 +99,6 @@ __device__ __forceinline__ RowCounts rank_rows(FoldScratch& scratch, uint32_t ki
   return {__reduce_add_sync(kAllLanes, counts)};
 }
 
-// Finds the chunk of this block; feature after feature, of each as many as it needs, of equal
-// length. By the first warp.
-__device__ __forceinline__ void find_fold_chunk(FoldScratch& scratch, int32_t features) {
-  const int32_t lane = static_cast<int32_t>(threadIdx.x);
-  const int32_t first = scratch.segments.first_entry[min(lane, features - 1)];
-  const int32_t entries = lane < features ? scratch.segments.first_entry[lane + 1] - first : 0;
-  const int32_t chunks = (entries + kFoldThreads - 1) / kFoldThreads;
-  const int32_t up_to = inclusive_sum(chunks);
-  const int32_t block = static_cast<int32_t>(blockIdx.x);
-  const int32_t f = __ffs(__ballot_sync(kAllLanes, up_to > block)) - 1;
-  if (lane == max(f, 0)) {
-    const int32_t per_chunk = chunks > 0 ? (entries + chunks - 1) / chunks : 0;
-    const int32_t begin = min((block - (up_to - chunks)) * per_chunk, entries);
-    scratch.chunk = {f, first + begin, f < 0 ? 0 : min(per_chunk, entries - begin)};
-  }
-}
-
 // Takes slots of the `capacity` that there are. used: how many have been wanted.
 __device__ __forceinline__ void take_slots(uint32_t* used, uint32_t capacity, uint32_t wanted,
                                            uint32_t* first, uint32_t* slots) {
@@ -146,9 +122,12 @@ __global__ void __launch_bounds__(kFoldThreads, 2048 / kFoldThreads)
   load_segments(scratch.segments, group, batch, range);
   // Offsets out of order can make features overlap; the preparation reports them.
   if (scratch.segments.first_entry[group.count] > range.end_lookup - range.first_lookup) return;
-  if (entry < 32) find_fold_chunk(scratch, group.count);
+  if (entry < 32) {
+    find_entry_chunk(scratch.chunk, scratch.segments, group.count, kFoldThreads,
+                     static_cast<int32_t>(blockIdx.x));
+  }
   __syncthreads();
-  const FoldChunk chunk = scratch.chunk;
+  const EntryChunk chunk = scratch.chunk;
   // By blocks without a chunk too: the end of this launch is to mean the end of those before.
   wait_for_previous_kernel();
   if (chunk.count == 0) return;

@@ -4,13 +4,13 @@
 
 #include <algorithm>
 
+#include "device_attributes.h"
 #include "tiled_sort.h"
 #include "tiled_tilings.h"
+#include "workspace_layout.h"
 
 namespace flowtt::cuda {
 namespace {
-
-constexpr int64_t kAlignment = 256;
 
 // Bounds of the workspace, whatever the batch.
 constexpr int64_t kMaxLookupsPerRange = int64_t{1} << 20;
@@ -36,33 +36,12 @@ int32_t most_bins(const TiledPlan& plan) {
                                                                        : kMaxTiledBins / 2;
 }
 
-int64_t ceil_div(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
-
-int64_t round_up(int64_t value, int64_t multiple) { return ceil_div(value, multiple) * multiple; }
-
-// Pieces of the workspace, one after the other.
-class Layout {
- public:
-  explicit Layout(void* base) : base_(static_cast<char*>(base)) {}
-
-  template <typename T>
-  T* take(int64_t count) {
-    T* piece = count == 0 ? nullptr : reinterpret_cast<T*>(base_ + bytes_);
-    bytes_ += round_up(count * static_cast<int64_t>(sizeof(T)), kAlignment);
-    return piece;
-  }
-  int64_t bytes() const { return bytes_; }
-
- private:
-  char* base_;
-  int64_t bytes_ = 0;
-};
-
 int64_t row_bytes(const TiledPlan& plan) {
   return int64_t{plan.buffered_row_elements} * (plan.three_products ? 4 : 2);
 }
 
-TiledWorkspace place_workspace(const TiledPlan& plan, const PooledOutput& output, Layout* layout) {
+TiledWorkspace place_workspace(const TiledPlan& plan, const PooledOutput& output,
+                               WorkspaceLayout* layout) {
   const int64_t buffered = plan.row_slots > 0 ? plan.lookups_per_range : 0;
   const int64_t pieces = buffered / kPoolPiece;
   TiledWorkspace workspace{};
@@ -111,17 +90,6 @@ TiledWorkspace place_workspace(const TiledPlan& plan, const PooledOutput& output
   workspace.rows_per_block = plan.rows_per_block;
   workspace.buffered_row_elements = plan.buffered_row_elements;
   return workspace;
-}
-
-cudaError_t read_device(TiledPlan* plan) {
-  int device = 0;
-  int major = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error != cudaSuccess) return error;
-  error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  if (error != cudaSuccess) return error;
-  plan->dependent_launch = major >= 9;
-  return cudaDeviceGetAttribute(&plan->multiprocessors, cudaDevAttrMultiProcessorCount, device);
 }
 
 // Whether rows are buffered, how many, and how many lookups at a time.
@@ -199,7 +167,7 @@ void plan_packing(TiledPlan* plan) {
       feature.packed[k] = static_cast<uint32_t>(plan->packed_halves);
       feature.exponents[k] = static_cast<int32_t>(plan->num_exponents);
       plan->packed_halves +=
-          round_up(int64_t{feature.p[k]} * feature.slice_halves[k], kAlignment / 2);
+          round_up(int64_t{feature.p[k]} * feature.slice_halves[k], kWorkspaceAlignment / 2);
       plan->num_exponents += feature.p[k];
     }
     plan->group.pack_blocks += static_cast<int32_t>(packing_pieces(plan->tiling, feature));
@@ -209,7 +177,9 @@ void plan_packing(TiledPlan* plan) {
 }  // namespace
 
 cudaError_t plan_tiled_forward(const BagBatch& batch, const PooledOutput& output, TiledPlan* plan) {
-  const cudaError_t error = read_device(plan);
+  cudaError_t error = read_dependent_launch(&plan->dependent_launch);
+  if (error != cudaSuccess) return error;
+  error = read_attribute(cudaDevAttrMultiProcessorCount, &plan->multiprocessors);
   if (error != cudaSuccess) return error;
   plan_rows(batch, plan);
   plan->has_factors =
@@ -230,7 +200,7 @@ cudaError_t plan_tiled_forward(const BagBatch& batch, const PooledOutput& output
 
   plan_packing(plan);
   plan->chunk_shift = choose_chunk_shift(plan->lookups_per_range, plan->multiprocessors);
-  Layout layout(nullptr);
+  WorkspaceLayout layout(nullptr);
   place_workspace(*plan, output, &layout);
   plan->workspace_bytes = static_cast<size_t>(layout.bytes());
   return cudaSuccess;
@@ -238,18 +208,14 @@ cudaError_t plan_tiled_forward(const BagBatch& batch, const PooledOutput& output
 
 cudaError_t launch_tiled_forward(const TiledPlan& plan, const BagBatch& batch,
                                  const PooledOutput& output, void* workspace, cudaStream_t stream) {
-  Layout layout(workspace);
+  WorkspaceLayout layout(workspace);
   const TiledWorkspace pieces = place_workspace(plan, output, &layout);
   TiledRange range{};
   range.disabled = plan.disabled;
   range.buffered_sharers = plan.buffered_sharers;
   range.chunk_shift = plan.chunk_shift;
   range.bins = plan.bins;
-  const int64_t bags = batch.num_features * batch.batch_size;
-  if (batch.nnz > 0 && batch.nnz % bags == 0 && batch.nnz < int64_t{1} << 31) {
-    range.bag_length = static_cast<uint32_t>(batch.nnz / bags);
-    range.bag_reciprocal = bag_reciprocal(range.bag_length);
-  }
+  set_bag_length(batch, &range);
   bool packs_cores = true;
   for (int64_t sample = 0; sample < batch.batch_size; sample += plan.samples_per_range) {
     range.first_sample = sample;

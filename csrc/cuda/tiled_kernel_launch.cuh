@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "dependent_launch.cuh"
 #include "tiled_forward.h"
 
 namespace flowtt::cuda {
@@ -30,23 +31,6 @@ template <typename Kernel>
 cudaError_t share_memory_split(Kernel kernel) {
   return cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                               kSharedMemoryPercent);
-}
-
-template <typename... Parameters, typename... Arguments>
-cudaError_t launch_kernel(void (*kernel)(Parameters...), int64_t blocks, int threads,
-                          size_t shared_bytes, bool dependent, cudaStream_t stream,
-                          const Arguments&... arguments) {
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.dynamicSmemBytes = shared_bytes;
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = dependent ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 
 }  // namespace flowtt::cuda

@@ -89,4 +89,28 @@ __device__ __forceinline__ void load_segments(Segments& segments, const TiledGro
   __syncthreads();
 }
 
+// Entries [first, first + count) of feature f of the group.
+struct EntryChunk {
+  int32_t f;
+  int32_t first;
+  int32_t count;  // 0: there are none
+};
+
+// Finds chunk `number`; feature after feature, of each as many as it needs, of equal length, at
+// most `most`. By the first warp.
+__device__ __forceinline__ void find_entry_chunk(EntryChunk& chunk, const Segments& segments,
+                                                 int32_t features, int32_t most, int32_t number) {
+  const int32_t lane = static_cast<int32_t>(threadIdx.x);
+  const int32_t first = segments.first_entry[min(lane, features - 1)];
+  const int32_t entries = lane < features ? segments.first_entry[lane + 1] - first : 0;
+  const int32_t chunks = (entries + most - 1) / most;
+  const int32_t up_to = inclusive_sum(chunks);
+  const int32_t f = __ffs(__ballot_sync(kAllLanes, up_to > number)) - 1;
+  if (lane == max(f, 0)) {
+    const int32_t per_chunk = chunks > 0 ? (entries + chunks - 1) / chunks : 0;
+    const int32_t begin = min((number - (up_to - chunks)) * per_chunk, entries);
+    chunk = {f, first + begin, f < 0 ? 0 : min(per_chunk, entries - begin)};
+  }
+}
+
 }  // namespace flowtt::cuda

@@ -55,6 +55,13 @@ int32_t set_sort_order(int32_t most_bins, TiledFeature* feature) {
   return (bins + kSummedBins - 1) / kSummedBins * kSummedBins;
 }
 
+void set_bag_length(const BagBatch& batch, TiledRange* range) {
+  const int64_t bags = batch.num_features * batch.batch_size;
+  if (batch.nnz == 0 || batch.nnz % bags != 0 || batch.nnz >= int64_t{1} << 31) return;
+  range->bag_length = static_cast<uint32_t>(batch.nnz / bags);
+  range->bag_reciprocal = bag_reciprocal(range->bag_length);
+}
+
 int32_t choose_chunk_shift(int64_t lookups, int32_t multiprocessors) {
   // Few enough chunks that the blocks of the last launch fit on the device beside those that pack.
   const int64_t most = int64_t{multiprocessors} * 3 / 4;

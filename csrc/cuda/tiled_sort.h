@@ -11,6 +11,9 @@ namespace flowtt::cuda {
 // so many. Returns how many are used, rounded up as TiledRange::bins is.
 int32_t set_sort_order(int32_t most_bins, TiledFeature* feature);
 
+// Of a range of the batch: the length that all of its bags have, if they may have one.
+void set_bag_length(const BagBatch& batch, TiledRange* range);
+
 // As in TiledRange.
 int32_t choose_chunk_shift(int64_t lookups, int32_t multiprocessors);
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "device_attributes.h"
 #include "tiled_kernel_launch.cuh"
 #include "wide_contract.cuh"
 #include "wide_tilings.h"
@@ -19,21 +20,15 @@ cudaError_t launch_wide_contract(const TiledLaunch& launch) {
   constexpr auto kernel = wide_contract_kernel<kSteps, kThree>;
   const int64_t lookups = launch.lookups();
   if (lookups == 0) return cudaSuccess;
-  int device = 0;
   int block_bytes = 0;
   int multiprocessor_bytes = 0;
   int reserved_bytes = 0;
-  cudaError_t error = cudaGetDevice(&device);
+  cudaError_t error = read_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, &block_bytes);
   if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&block_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    error = read_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, &multiprocessor_bytes);
   }
   if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&multiprocessor_bytes,
-                                   cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
-  }
-  if (error == cudaSuccess) {
-    error =
-        cudaDeviceGetAttribute(&reserved_bytes, cudaDevAttrReservedSharedMemoryPerBlock, device);
+    error = read_attribute(cudaDevAttrReservedSharedMemoryPerBlock, &reserved_bytes);
   }
   if (error != cudaSuccess) return error;
   const int32_t available = std::min(block_bytes, multiprocessor_bytes / kBlocks - reserved_bytes) -

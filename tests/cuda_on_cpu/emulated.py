@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests import reference
 from tests.cuda_on_cpu import build
 from tests.gpu.calls import Call
 from torchrec_flowtt.ops.schemas import SCHEMAS
@@ -64,3 +65,33 @@ def forward(
     return operators(device or Device()).tt_embedding_bag(
         *call.operands(), output_dtype, allow_tf32, deterministic
     )
+
+
+def two_steps(
+    call: Call, device: Device, optimizer: str
+) -> list[tuple[list[Tensor], list[Tensor]]]:
+    """Steps the cores of a call twice: cores and both states, as they are and as they should be.
+
+    The second step shows slices that were marked, or not, by mistake.
+    """
+    rule = reference.Optimizer(optimizer, learning_rate=0.1)
+    momentum1, momentum2 = reference.optimizer_states(rule, call.cores)
+    found = (call.cores, momentum1, momentum2)
+    right = [[tensor.double() for tensor in state] for state in found]
+    for iteration in (1, 2):
+        grad = call.grad_output(seed=iteration)
+        reference.step(rule, *right, call, grad, iteration)
+        operators(device).tt_embedding_bag_backward_update(
+            grad,
+            *found,
+            *call.arguments(),
+            torch.tensor(rule.learning_rate),
+            torch.tensor(iteration),
+            rule.name,
+            rule.eps,
+            rule.beta1,
+            rule.beta2,
+            rule.weight_decay,
+            False,
+        )
+    return list(zip(found, right, strict=True))

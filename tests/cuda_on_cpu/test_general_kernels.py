@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests import reference
-from tests.cuda_on_cpu.emulated import Device, Order, forward, operators
+from tests.cuda_on_cpu.emulated import Device, Order, forward, operators, two_steps
 from tests.gpu.calls import MEAN, NONE, SUM, Call, Table, make_call
 from tests.gpu.expected import assert_matches, expect
 from tests.gpu.shapes import SMALL, TABLES, one
@@ -80,25 +79,6 @@ def test_scratch_in_global_memory() -> None:
 @pytest.mark.parametrize("order", [Order.ASCENDING, Order.RANDOM], ids=["ascending", "random"])
 def test_optimizer_steps(optimizer: str, order: Order) -> None:
     call = call_of("different tables", weighted=True)
-    rule = reference.Optimizer(optimizer, learning_rate=0.1)
-    momentum1, momentum2 = reference.optimizer_states(rule, call.cores)
-    right = [[tensor.double() for tensor in state] for state in (call.cores, momentum1, momentum2)]
-    for iteration in (1, 2):
-        grad = call.grad_output(seed=iteration)
-        reference.step(rule, *right, call, grad, iteration)
-        operators(Device(order=order)).tt_embedding_bag_backward_update(
-            grad,
-            call.cores,
-            momentum1,
-            momentum2,
-            *call.arguments(),
-            torch.tensor(rule.learning_rate),
-            torch.tensor(iteration),
-            rule.name,
-            rule.eps,
-            rule.beta1,
-            rule.beta2,
-            rule.weight_decay,
-        )
-    for core, expected in zip(call.cores, right[0], strict=True):
-        assert_matches(core, expected, slack=4)
+    cores, expected = two_steps(call, Device(order=order), optimizer)[0]
+    for core, right in zip(cores, expected, strict=True):
+        assert_matches(core, right, slack=4)

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests import reference
-from tests.cuda_on_cpu.emulated import Device, Order, operators
+from tests.cuda_on_cpu.emulated import Device, Order, operators, two_steps
 from tests.cuda_on_cpu.tiled_tables import ONE_PRODUCT, TABLES, THREE_PRODUCTS
 from tests.gpu.calls import MEAN, NONE, SUM, Call, Table, make_call
 from tests.gpu.expected import assert_matches, expect
@@ -173,30 +172,8 @@ def test_any_tables_in_one_call(seed: int) -> None:
 
 @pytest.mark.parametrize("optimizer", ["exact_sgd", "exact_row_wise_adagrad", "adam"])
 def test_optimizer_steps(optimizer: str) -> None:
-    """The second step shows slices that were marked, or not, by mistake."""
     tables = [TABLES["padded"], TABLES["32x8"], TABLES["2 cores, rank 32"]]
     call = make_call(tables, feature_table_map=[0, 1, 2, 1], batch_size=12, weighted=True)
-    rule = reference.Optimizer(optimizer, learning_rate=0.1)
-    momentum1, momentum2 = reference.optimizer_states(rule, call.cores)
-    right = [[tensor.double() for tensor in state] for state in (call.cores, momentum1, momentum2)]
-    for iteration in (1, 2):
-        grad = call.grad_output(seed=iteration)
-        reference.step(rule, *right, call, grad, iteration)
-        operators(Device(order=Order.RANDOM)).tt_embedding_bag_backward_update(
-            grad,
-            call.cores,
-            momentum1,
-            momentum2,
-            *call.arguments(),
-            torch.tensor(rule.learning_rate),
-            torch.tensor(iteration),
-            rule.name,
-            rule.eps,
-            rule.beta1,
-            rule.beta2,
-            rule.weight_decay,
-            False,
-        )
-    for actual, expected in zip((call.cores, momentum1, momentum2), right, strict=True):
+    for actual, expected in two_steps(call, Device(order=Order.RANDOM), optimizer):
         for tensor, other in zip(actual, expected, strict=True):
             assert_matches(tensor, other, slack=10.0)

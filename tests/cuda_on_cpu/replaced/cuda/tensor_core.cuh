@@ -15,22 +15,17 @@ inline constexpr unsigned kAllLanes = 0xffffffffu;
 inline float lower_half(uint32_t pair) { return __half2float({static_cast<uint16_t>(pair)}); }
 inline float upper_half(uint32_t pair) { return lower_half(pair >> 16); }
 
-// mma.m16n8k16: lane l holds of rows l / 4 and l / 4 + 8 of a, and of column l / 4 of b, the
-// elements 2 (l % 4), + 1, + 8 and + 9; of the sums, columns 2 (l % 4) and + 1 of these rows.
-inline void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  struct Operands {
-    float a[2][4];  // [upper or lower row][element]
-    float b[4];
-  };
-  Operands own;
-  for (int row = 0; row < 2; ++row) {
-    for (int eight = 0; eight < 2; ++eight) {
-      own.a[row][2 * eight] = lower_half(a[row + 2 * eight]);
-      own.a[row][2 * eight + 1] = upper_half(a[row + 2 * eight]);
-    }
-  }
-  own.b[0] = lower_half(b0), own.b[1] = upper_half(b0);
-  own.b[2] = lower_half(b1), own.b[3] = upper_half(b1);
+// What a lane has of the operands of a product.
+template <int kElements>
+struct ProductOperands {
+  float a[2][kElements];  // [upper or lower row][element]
+  float b[kElements];
+};
+
+// Adds the products that the lane has the sums of.
+template <int kElements>
+void add_products(float (&c)[4], const ProductOperands<kElements>& own) {
+  using Operands = ProductOperands<kElements>;
   const cuda_on_cpu::Exchange& all =
       cuda_on_cpu::exchange(cuda_on_cpu::Operation::kProduct, kAllLanes, &own, sizeof(own));
   const int lane = cuda_on_cpu::current->lane;
@@ -41,10 +36,25 @@ inline void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uin
       const auto* left =
           reinterpret_cast<const Operands*>(all.slots[lane / 4 * 4 + quarter])->a[i / 2];
       const auto* right = reinterpret_cast<const Operands*>(all.slots[column * 4 + quarter])->b;
-      for (int k = 0; k < 4; ++k) sum += left[k] * right[k];
+      for (int k = 0; k < kElements; ++k) sum += left[k] * right[k];
     }
     c[i] += sum;
   }
+}
+
+// mma.m16n8k16: lane l holds of rows l / 4 and l / 4 + 8 of a, and of column l / 4 of b, the
+// elements 2 (l % 4), + 1, + 8 and + 9; of the sums, columns 2 (l % 4) and + 1 of these rows.
+inline void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  ProductOperands<4> own;
+  for (int row = 0; row < 2; ++row) {
+    for (int eight = 0; eight < 2; ++eight) {
+      own.a[row][2 * eight] = lower_half(a[row + 2 * eight]);
+      own.a[row][2 * eight + 1] = upper_half(a[row + 2 * eight]);
+    }
+  }
+  own.b[0] = lower_half(b0), own.b[1] = upper_half(b0);
+  own.b[2] = lower_half(b1), own.b[3] = upper_half(b1);
+  add_products(c, own);
 }
 
 inline void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
@@ -55,29 +65,13 @@ inline void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_
 // mma.m16n8k8: lane l holds of rows l / 4 and l / 4 + 8 of a, and of column l / 4 of b, the
 // elements l % 4 and + 4, of which the last 13 bits are ignored; of the sums, as above.
 inline void multiply_add_tf32(float (&c)[4], const float (&a)[4], float b0, float b1) {
-  struct Operands {
-    float a[2][2];  // [upper or lower row][element]
-    float b[2];
-  };
   const auto truncated = [](float value) {
     return __uint_as_float(__float_as_uint(value) & 0xffffe000u);
   };
-  const Operands own{{{truncated(a[0]), truncated(a[2])}, {truncated(a[1]), truncated(a[3])}},
-                     {truncated(b0), truncated(b1)}};
-  const cuda_on_cpu::Exchange& all =
-      cuda_on_cpu::exchange(cuda_on_cpu::Operation::kProduct, kAllLanes, &own, sizeof(own));
-  const int lane = cuda_on_cpu::current->lane;
-  for (int i = 0; i < 4; ++i) {
-    const int column = lane % 4 * 2 + i % 2;
-    float sum = 0.0f;
-    for (int quarter = 0; quarter < 4; ++quarter) {
-      const auto* left =
-          reinterpret_cast<const Operands*>(all.slots[lane / 4 * 4 + quarter])->a[i / 2];
-      const auto* right = reinterpret_cast<const Operands*>(all.slots[column * 4 + quarter])->b;
-      for (int k = 0; k < 2; ++k) sum += left[k] * right[k];
-    }
-    c[i] += sum;
-  }
+  const ProductOperands<2> own{
+      {{truncated(a[0]), truncated(a[2])}, {truncated(a[1]), truncated(a[3])}},
+      {truncated(b0), truncated(b1)}};
+  add_products(c, own);
 }
 
 inline uint32_t round_pair(float first, float second) {
