@@ -43,7 +43,7 @@ cudaError_t launch_kernel_of(const BackwardPlan& plan, const TiledLaunch& launch
   const cudaError_t error = cudaFuncSetAttribute(
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(BackwardShared<kRank>));
   if (error != cudaSuccess) return error;
-  const int32_t blocks = std::min(pass.granules, plan.sort.multiprocessors);
+  const int32_t blocks = std::min(pass.granules, kBackwardBlocks * plan.sort.multiprocessors);
   return launch_kernel(kernel, blocks, kBackwardThreads, sizeof(BackwardShared<kRank>),
                        plan.sort.dependent_launch, launch.stream, launch.plan.group, launch.batch,
                        launch.range, launch.workspace, pass);
@@ -167,9 +167,10 @@ cudaError_t launch_tiled_backward(const BackwardPlan& plan, const BagBatch& batc
     if (error != cudaSuccess) return error;
     // As few rounds as can be, all of them full. No granule has lookups of two features.
     const int64_t others = sort.group.count - 1;
-    const int64_t round = int64_t{kBackwardThreads} * sort.multiprocessors;
+    const int64_t blocks = int64_t{kBackwardBlocks} * sort.multiprocessors;
+    const int64_t round = blocks * kBackwardThreads;
     const int64_t granules =
-        std::max<int64_t>(ceil_div(launch.lookups(), round) * sort.multiprocessors - others, 1);
+        std::max<int64_t>(ceil_div(launch.lookups(), round) * blocks - others, 1);
     pass.granule = static_cast<int32_t>(
         std::clamp<int64_t>(ceil_div(launch.lookups(), granules), kMinGranule, kBackwardThreads));
     pass.granules = static_cast<int32_t>(ceil_div(launch.lookups(), pass.granule) + others);

@@ -15,7 +15,9 @@ template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 class TileGradients {
   using Tile = BackwardTile<kRank>;
   static constexpr uint32_t kHalves = Tile::kHalves;
-  static constexpr uint32_t kColumnTiles = kGradientQ * kRank / 8;  // of dG2
+  // Of the columns of dG2, in tiles of 8, those of a warp.
+  static constexpr uint32_t kOwnColumns = kGradientQ * kRank / 8 / kBackwardWarps;
+  static_assert(kOwnColumns > 0);
   static constexpr bool kExact = kShape == GradientShape::kExact;
   static constexpr bool kPairs = kShape != GradientShape::kAny;
   using Product = GradientProduct<kThreeProducts>;
@@ -131,13 +133,27 @@ class TileGradients {
 
   __device__ __forceinline__ void clear_second_gradient() {
 #pragma unroll
-    for (uint32_t m = 0; m < kHalves; ++m) {
+    for (uint32_t n = 0; n < kOwnColumns; ++n) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) second_gradient_[m][i] = 0.0f;
+      for (uint32_t m = 0; m < kHalves; ++m) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) second_gradient_[n][m][i] = 0.0f;
+      }
     }
   }
 
-  // 8 columns of dG2, over all entries; over some where there are more warps than columns for them.
+  struct ColumnTile {
+    uint32_t j2;
+    uint32_t r2;  // the first of 8
+
+    __device__ __forceinline__ ColumnTile(uint32_t warp, uint32_t n) {
+      const uint32_t number = warp * kOwnColumns + n;
+      j2 = number / (kRank / 8);
+      r2 = number % (kRank / 8) * 8;
+    }
+  };
+
+  // The warp's columns of dG2, over all entries.
   __device__ __forceinline__ void sum_second_gradient();
 
   __device__ __forceinline__ void add_second_gradient(uint32_t i2) const;
@@ -167,7 +183,8 @@ class TileGradients {
   const bool marks_third_;
   const GradientEntry* entries_;  // of the tile
   uint32_t count_;
-  float second_gradient_[kHalves][4];  // rows r1 = g + 16 m and + 8, columns r2 = 2 t and + 1
+  float second_gradient_[kOwnColumns][kHalves]
+                        [4];  // rows r1 = g + 16 m and + 8, columns r2 = 2 t and + 1
 };
 
 }  // namespace flowtt::cuda

@@ -40,7 +40,7 @@ __device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kSh
 }
 
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
-__global__ void __launch_bounds__(kBackwardThreads, 1)
+__global__ void __launch_bounds__(kBackwardThreads, kBackwardBlocks)
     tiled_backward_kernel(const __grid_constant__ TiledGroup group,
                           const __grid_constant__ BagBatch batch,
                           const __grid_constant__ TiledRange range,

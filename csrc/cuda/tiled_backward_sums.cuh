@@ -19,16 +19,9 @@ __device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kSh
 #pragma unroll
   for (uint32_t i = threadIdx.x; i < kVectors; i += kBackwardThreads) {
     const SecondVector<kRank> v(i);
-    store_vector(tile_.second + 4 * i,
+    store_vector(tile_.second + Tile::second_place(i),
                  make_float4(element(v.r1, v.j2, v.r2), element(v.r1 + 1, v.j2, v.r2),
                              element(v.r1 + 2, v.j2, v.r2), element(v.r1 + 3, v.j2, v.r2)));
-  }
-#pragma unroll
-  for (uint32_t i = threadIdx.x; i < kVectors; i += kBackwardThreads) {
-    const TransposedVector<kRank> v(i);
-    store_vector(tile_.second_transposed + 4 * i,
-                 make_float4(element(v.r1, v.j2, v.r2), element(v.r1 + 1, v.j2, v.r2),
-                             element(v.r1, v.j2, v.r2 + 1), element(v.r1 + 1, v.j2, v.r2 + 1)));
   }
   if (threadIdx.x == 0 && targets_.touched[1] != nullptr) targets_.touched[1][i2] = 1;
 }
@@ -66,8 +59,8 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::compute_products() {
     for (uint32_t n = 0; n < kHalves; ++n) {
 #pragma unroll
       for (uint32_t half = 0; half < kHalves; ++half) {
-        const float4 b =
-            load_vector(tile_.second + (((u * kHalves + n) * kHalves + half) * 32 + lane_) * 4);
+        const float4 b = load_vector(
+            tile_.second + Tile::second_place(((u * kHalves + n) * kHalves + half) * 32 + lane_));
         const uint32_t i = 4 * half;
         Product::multiply_add(c[n], make_float4(a[0][i], a[1][i], a[0][i + 1], a[1][i + 1]), b.x,
                               b.y);
@@ -106,10 +99,14 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::add_first_gradients() {
       }
 #pragma unroll
       for (uint32_t m = 0; m < kHalves; ++m) {
-        const float* const a =
-            tile_.second_transposed + (((j2 * kHalves + v) * 2 * kHalves + m) * 32 + lane_) * 4;
-        const float4 even = load_vector(a);
-        const float4 odd = load_vector(a + kHalves * 32 * 4);
+        float2 a[4];  // r2 = 16 v + 4 t + i
+#pragma unroll
+        for (uint32_t i = 0; i < 4; ++i) {
+          a[i] =
+              load_pair(tile_.second + Tile::second_pair(16 * m + 2 * g_, j2, 16 * v + 4 * t_ + i));
+        }
+        const float4 even = make_float4(a[0].x, a[0].y, a[1].x, a[1].y);
+        const float4 odd = make_float4(a[2].x, a[2].y, a[3].x, a[3].y);
 #pragma unroll
         for (uint32_t n = 0; n < 2; ++n) {
           Product::multiply_add(c[m][n], even, b[n].x, b[n].y);
@@ -139,23 +136,28 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::add_first_gradients() {
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void
 TileGradients<core_t, kRank, kThreeProducts, kShape>::sum_second_gradient() {
-  const uint32_t column_tile = warp_ % kColumnTiles;
-  const uint32_t j2 = column_tile / (kRank / 8);
-  const uint32_t r2 = 8 * (column_tile % (kRank / 8)) + g_;
-  constexpr uint32_t kStep = 2 * kBackwardWarps / kColumnTiles;
 #pragma unroll 1
   for (uint32_t number = 0; number < count_; number += kBackwardWarps) {
 #pragma unroll
-    for (uint32_t pair = 0; pair < kBackwardWarps; pair += kStep) {
-      const uint32_t i = pair + 2 * (warp_ / kColumnTiles);
-      const float b0 = tile_.products[Tile::gradient_place(number + i, t_, j2, r2 / 4) + r2 % 4];
-      const float b1 =
-          tile_.products[Tile::gradient_place(number + i + 1, t_, j2, r2 / 4) + r2 % 4];
+    for (uint32_t pair = 0; pair < kBackwardWarps; pair += 2) {
+      const uint32_t i = number + pair;
+      float4 a[kHalves];
 #pragma unroll
       for (uint32_t m = 0; m < kHalves; ++m) {
-        Product::multiply_add(
-            second_gradient_[m],
-            load_vector(tile_.first + Tile::first_place((number + i) / 2, m, lane_)), b0, b1);
+        a[m] = load_vector(tile_.first + Tile::first_place(i / 2, m, lane_));
+      }
+#pragma unroll
+      for (uint32_t n = 0; n < kOwnColumns; ++n) {
+        const ColumnTile columns(warp_, n);
+        const uint32_t r2 = columns.r2 + g_;
+        const uint32_t element = r2 % 4;
+        const float b0 = tile_.products[Tile::gradient_place(i, t_, columns.j2, r2 / 4) + element];
+        const float b1 =
+            tile_.products[Tile::gradient_place(i + 1, t_, columns.j2, r2 / 4) + element];
+#pragma unroll
+        for (uint32_t m = 0; m < kHalves; ++m) {
+          Product::multiply_add(second_gradient_[n][m], a[m], b0, b1);
+        }
       }
     }
   }
@@ -164,18 +166,20 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::sum_second_gradient() {
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void
 TileGradients<core_t, kRank, kThreeProducts, kShape>::add_second_gradient(uint32_t i2) const {
-  const uint32_t column_tile = warp_ % kColumnTiles;
-  const uint32_t j2 = column_tile / (kRank / 8);
-  const uint32_t r2 = 8 * (column_tile % (kRank / 8)) + 2 * t_;
   float* const slice = targets_.gradients[1] + int64_t{i2} * r1_ * q2_ * r2_;
 #pragma unroll
-  for (uint32_t m = 0; m < kHalves; ++m) {
+  for (uint32_t n = 0; n < kOwnColumns; ++n) {
+    const ColumnTile columns(warp_, n);
+    const uint32_t r2 = columns.r2 + 2 * t_;
 #pragma unroll
-    for (uint32_t half = 0; half < 2; ++half) {
-      const uint32_t r1 = g_ + 16 * m + 8 * half;
-      const bool exists = r1 < r1_ && j2 < q2_;
-      add(slice + (r1 * q2_ + j2) * r2_ + r2, second_gradient_[m][2 * half],
-          second_gradient_[m][2 * half + 1], exists && r2 < r2_, exists && r2 + 1 < r2_);
+    for (uint32_t m = 0; m < kHalves; ++m) {
+#pragma unroll
+      for (uint32_t half = 0; half < 2; ++half) {
+        const uint32_t r1 = g_ + 16 * m + 8 * half;
+        const bool exists = r1 < r1_ && columns.j2 < q2_;
+        add(slice + (r1 * q2_ + columns.j2) * r2_ + r2, second_gradient_[n][m][2 * half],
+            second_gradient_[n][m][2 * half + 1], exists && r2 < r2_, exists && r2 + 1 < r2_);
+      }
     }
   }
 }

@@ -1,4 +1,4 @@
-// What a block of the backward pass has in shared memory while it works on a tile: up to 64 entries
+// What a block of the backward pass has in shared memory while it works on a tile: up to 32 entries
 // (prefixes, or parts of heavy ones) with one i2, four of each warp.
 //
 // Every operand is read by tensor cores twice or more, in fragments of different orientation. The
@@ -11,8 +11,11 @@
 
 namespace flowtt::cuda {
 
-inline constexpr int kBackwardWarps = 16;
+inline constexpr int kBackwardWarps = 8;
 inline constexpr int kBackwardThreads = 32 * kBackwardWarps;
+// Blocks of a multiprocessor: while the lookups of one wait for their sums to leave, the other
+// multiplies.
+inline constexpr int kBackwardBlocks = 2;
 inline constexpr int kEntriesPerWarp = 4;
 inline constexpr int kTileEntries = kBackwardWarps * kEntriesPerWarp;
 
@@ -35,9 +38,9 @@ struct __align__(128) BackwardTile {
   float products[kTileEntries * kProductElements];
   // G1[i1] of pairs of entries, as operand a of the product that gives dG2, see first_place.
   float first[kTileEntries * kGradientQ * kRank];
-  // G2[i2] as operand b of the product that gives P, and as operand a of that which gives dG1.
+  // G2[i2] as operand b of the product that gives P, see SecondVector. That which gives dG1 reads
+  // it in pairs, see second_pair.
   float second[kSecondElements];
-  float second_transposed[kSecondElements];
 
   // Where P[(j1, j2), r2] of an entry lies: in the vector of lane 4 c + j2, r2 = c + 8 e, the
   // elements e = 2 m and + 1 of rows j1 = 2 k and + 1 for given m and k. Neighbouring lanes hold
@@ -58,6 +61,20 @@ struct __align__(128) BackwardTile {
     const uint32_t permutation = 2 * line ^ (j1 & 1) << 2 ^ (j1 >> 1) << 1;
     return ((entry * kGradientQ + j1) * (kGradientQ / kRowsOfLine) + line) * 32 +
            4 * ((j2 % kRowsOfLine * (kRank / 4) + vector) ^ permutation);
+  }
+
+  // Where vector `number` of `second` lies, and elements (r1, j2, r2) and (r1 + 1, j2, r2) of
+  // G2[i2], r1 even. The permutation keeps lanes that read pairs of different r1 apart.
+  static __device__ __forceinline__ uint32_t second_place(uint32_t number) {
+    return 4 * (number ^ number / 32 % kHalves << 1);
+  }
+  static __device__ __forceinline__ uint32_t second_pair(uint32_t r1, uint32_t j2, uint32_t r2) {
+    constexpr uint32_t kOwn = kRank / 4;
+    const uint32_t c = r2 % 8;
+    const uint32_t e = r2 / 8;
+    const uint32_t column_tile = (j2 * 2 + c / 4) * kHalves + e / 2;
+    const uint32_t lane = 4 * (c % 4 * 2 + e % 2) + r1 / kOwn;
+    return second_place((column_tile * kHalves + r1 % kOwn / 4) * 32 + lane) + r1 % 4;
   }
 
   // Where elements r1 = g + 16 m and g + 16 m + 8 of row j1 lie, of entries 2 pair and then
@@ -87,25 +104,12 @@ struct SecondVector {
   }
 };
 
-// `second_transposed` holds, for each j2, v, s and m, vectors of lanes 4 g + t: elements
-// r2 = 16 v + 4 t + 2 s and + 1 of rows r1 = 16 m + 2 g and + 1, those of one element together.
-template <int kRank>
-struct TransposedVector {
-  uint32_t r1;
-  uint32_t j2;
-  uint32_t r2;
-
-  __device__ __forceinline__ explicit TransposedVector(uint32_t number) {
-    constexpr uint32_t kHalves = kRank / 16;
-    const uint32_t step = number / 32 / kHalves;
-    r1 = 16 * (number / 32 % kHalves) + 2 * (number / 4 % 8);
-    j2 = step / (2 * kHalves);
-    r2 = 16 * (step / 2 % kHalves) + 4 * (number % 4) + 2 * (step % 2);
-  }
-};
-
 __device__ __forceinline__ float4 load_vector(const float* source) {
   return *reinterpret_cast<const float4*>(source);
+}
+
+__device__ __forceinline__ float2 load_pair(const float* source) {
+  return *reinterpret_cast<const float2*>(source);
 }
 
 __device__ __forceinline__ void store_vector(float* target, float4 vector) {
