@@ -1,4 +1,4 @@
-// Instructions of the wide and two-core kernels that move matrices between memories.
+// Instructions that move matrices and rows between memories.
 
 #pragma once
 
@@ -24,12 +24,27 @@ __device__ __forceinline__ void copy_async(uint32_t target, const void* source) 
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(source) : "memory");
 }
 
+__device__ __forceinline__ void copy_async_8(uint32_t target, const void* source) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(target), "l"(source) : "memory");
+}
+
 __device__ __forceinline__ void copy_async_4(uint32_t target, const void* source) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(target), "l"(source) : "memory");
 }
 
 __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+// Closes a group: the thread's copies since the last one.
+__device__ __forceinline__ void close_copies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+// All groups of the thread have arrived but the last `kGroups`.
+template <int kGroups>
+__device__ __forceinline__ void wait_for_older_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
 }
 
 __device__ __forceinline__ void store_shared_pair(uint32_t address, uint2 value) {

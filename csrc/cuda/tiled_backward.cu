@@ -6,6 +6,7 @@
 
 #include "device_attributes.h"
 #include "tiled_backward_kernel.cuh"
+#include "tiled_backward_planning.cuh"
 #include "tiled_prepare_launch.cuh"
 #include "tiled_sort.h"
 #include "workspace_layout.h"
@@ -36,6 +37,33 @@ TiledWorkspace place_workspace(const TiledPlan& sort, WorkspaceLayout* layout) {
   return workspace;
 }
 
+BackwardWork place_work(const TiledPlan& sort, const TiledWorkspace& workspace,
+                        WorkspaceLayout* layout) {
+  BackwardWork work{};
+  work.lookups = reinterpret_cast<GradientLookup*>(workspace.entries);
+  static_assert(sizeof(GradientLookup) == sizeof(GroupedLookup));
+  work.entries = layout->take<GradientEntry>(sort.lookups_per_range);
+  work.tiles = layout->take<GradientTile>(sort.lookups_per_range);
+  work.tile_count = workspace.control;
+  work.taken_tiles = workspace.control + kControlWords / 2;  // in another line
+  return work;
+}
+
+int64_t most_blocks(const TiledPlan& sort) {
+  return int64_t{kBackwardBlocks} * sort.multiprocessors;
+}
+
+cudaError_t launch_planning(const TiledLaunch& launch, const BackwardWork& work) {
+  // No granule has lookups of two features.
+  const int64_t others = launch.plan.group.count - 1;
+  const int64_t granules = std::max<int64_t>(most_blocks(launch.plan) - others, 1);
+  const int32_t most = static_cast<int32_t>(
+      std::clamp<int64_t>(ceil_div(launch.lookups(), granules), kMinGranule, kPlanThreads));
+  return launch_kernel(tiled_backward_planning_kernel, ceil_div(launch.lookups(), most) + others,
+                       kPlanThreads, 0, launch.plan.dependent_launch, launch.stream,
+                       launch.plan.group, launch.batch, launch.range, launch.workspace, work, most);
+}
+
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 cudaError_t launch_kernel_of(const BackwardPlan& plan, const TiledLaunch& launch,
                              const BackwardPass& pass) {
@@ -43,10 +71,9 @@ cudaError_t launch_kernel_of(const BackwardPlan& plan, const TiledLaunch& launch
   const cudaError_t error = cudaFuncSetAttribute(
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(BackwardShared<kRank>));
   if (error != cudaSuccess) return error;
-  const int32_t blocks = std::min(pass.granules, kBackwardBlocks * plan.sort.multiprocessors);
+  const int64_t blocks = std::min<int64_t>(launch.lookups(), most_blocks(plan.sort));
   return launch_kernel(kernel, blocks, kBackwardThreads, sizeof(BackwardShared<kRank>),
-                       plan.sort.dependent_launch, launch.stream, launch.plan.group, launch.batch,
-                       launch.range, launch.workspace, pass);
+                       plan.sort.dependent_launch, launch.stream, launch.plan.group, pass);
 }
 
 template <typename core_t, bool kThreeProducts>
@@ -56,7 +83,9 @@ cudaError_t launch_precision(const BackwardPlan& plan, const TiledLaunch& launch
   constexpr auto kEven = GradientShape::kEven;
   constexpr auto kAny = GradientShape::kAny;
   if (plan.shape == kExact) {
-    return launch_kernel_of<core_t, 32, kThreeProducts, kExact>(plan, launch, pass);
+    return plan.rank == 16
+               ? launch_kernel_of<core_t, 16, kThreeProducts, kExact>(plan, launch, pass)
+               : launch_kernel_of<core_t, 32, kThreeProducts, kExact>(plan, launch, pass);
   }
   if (plan.rank == 16) {
     return plan.shape == kEven
@@ -79,20 +108,21 @@ bool is_aligned(const void* data, uintptr_t bytes) {
   return reinterpret_cast<uintptr_t>(data) % bytes == 0;
 }
 
-GradientShape find_shape(const TiledGroup& group, const GradientTargets* targets,
-                         const StridedMatrix& grad_output) {
+GradientShape find_shape(const BackwardPlan& plan, const StridedMatrix& grad_output) {
   bool even = grad_output.type == ElementType::kFloat32 && grad_output.column_stride == 1 &&
               grad_output.row_stride % 2 == 0 && is_aligned(grad_output.data, 8);
-  bool exact = true;
-  for (int32_t f = 0; f < group.count; ++f) {
-    const TiledFeature& feature = group.features[f];
+  bool exact = grad_output.row_stride % 4 == 0 && is_aligned(grad_output.data, 16);
+  for (int32_t f = 0; f < plan.group.count; ++f) {
+    const TiledFeature& feature = plan.group.features[f];
     exact = exact && feature.q[0] == kGradientQ && feature.q[1] == kGradientQ &&
-            feature.q[2] == kGradientColumns && feature.r[0] == kMaxGradientRank &&
-            feature.r[1] == kMaxGradientRank;
+            feature.q[2] == plan.rank / kGradientQ && feature.r[0] == plan.rank &&
+            feature.r[1] == plan.rank && feature.output_column % 4 == 0;
     even = even && feature.q[2] % 2 == 0 && feature.r[0] % 2 == 0 && feature.r[1] % 2 == 0 &&
            feature.output_column % 2 == 0;
     for (int k = 0; k < 3; ++k) {
-      even = even && is_aligned(feature.cores[k], 8) && is_aligned(targets[f].gradients[k], 8);
+      exact = exact && is_aligned(feature.cores[k], 16);
+      even = even && is_aligned(feature.cores[k], 8) &&
+             is_aligned(plan.targets[f].gradients[k], 8);
     }
   }
   return !even ? GradientShape::kAny : exact ? GradientShape::kExact : GradientShape::kEven;
@@ -125,7 +155,7 @@ cudaError_t plan_tiled_backward(const BagBatch& batch, const StridedMatrix& grad
   if (error != cudaSuccess) return error;
   error = read_attribute(cudaDevAttrMultiProcessorCount, &sort.multiprocessors);
   if (error != cudaSuccess) return error;
-  plan->shape = find_shape(plan->group, plan->targets, grad_output);
+  plan->shape = find_shape(*plan, grad_output);
   sort.bins = 0;
   for (int32_t f = 0; f < plan->group.count; ++f) {
     sort.bins = std::max(sort.bins, set_sort_order(kMaxTiledBins, &plan->group.features[f]));
@@ -138,7 +168,7 @@ cudaError_t plan_tiled_backward(const BagBatch& batch, const StridedMatrix& grad
   sort.has_factors =
       batch.per_sample_weights != nullptr || batch.pooling_mode == PoolingMode::kMean;
   WorkspaceLayout layout(nullptr);
-  place_workspace(sort, &layout);
+  place_work(sort, place_workspace(sort, &layout), &layout);
   plan->workspace_bytes = static_cast<size_t>(layout.bytes());
   return cudaSuccess;
 }
@@ -149,13 +179,13 @@ cudaError_t launch_tiled_backward(const BackwardPlan& plan, const BagBatch& batc
   const TiledPlan& sort = plan.sort;
   WorkspaceLayout layout(workspace);
   const TiledWorkspace pieces = place_workspace(sort, &layout);
+  BackwardPass pass{grad_output, place_work(sort, pieces, &layout), {}};
   TiledRange range{};
   range.chunk_shift = sort.chunk_shift;
   range.bins = sort.bins;
   range.end_sample = batch.batch_size;
   set_bag_length(batch, &range);
   const PooledOutput no_output{};
-  BackwardPass pass{grad_output, 0, 0, {}};
   std::copy(plan.targets, plan.targets + kTiledFeaturesPerLaunch, pass.targets);
   for (int64_t lookup = 0; lookup < batch.nnz; lookup = range.end_lookup) {
     range.first_lookup = lookup;
@@ -165,15 +195,8 @@ cudaError_t launch_tiled_backward(const BackwardPlan& plan, const BagBatch& batc
         launch, {static_cast<uint4*>(plan.cleared.data),
                  lookup == 0 ? plan.cleared.bytes / static_cast<int64_t>(sizeof(uint4)) : 0});
     if (error != cudaSuccess) return error;
-    // As few rounds as can be, all of them full. No granule has lookups of two features.
-    const int64_t others = sort.group.count - 1;
-    const int64_t blocks = int64_t{kBackwardBlocks} * sort.multiprocessors;
-    const int64_t round = blocks * kBackwardThreads;
-    const int64_t granules =
-        std::max<int64_t>(ceil_div(launch.lookups(), round) * blocks - others, 1);
-    pass.granule = static_cast<int32_t>(
-        std::clamp<int64_t>(ceil_div(launch.lookups(), granules), kMinGranule, kBackwardThreads));
-    pass.granules = static_cast<int32_t>(ceil_div(launch.lookups(), pass.granule) + others);
+    error = launch_planning(launch, pass.work);
+    if (error != cudaSuccess) return error;
     error = sort.core_type == ElementType::kFloat32 ? launch_core_type<float>(plan, launch, pass)
             : sort.core_type == ElementType::kFloat16
                 ? launch_core_type<__half>(plan, launch, pass)

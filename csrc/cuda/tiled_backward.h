@@ -16,7 +16,7 @@ struct GradientTargets {
 // What the kernels may rely on. But for kAny, rows of grad_output are fp32, and elements of a pair
 // of columns are neighbours and aligned to both, in it, in the cores and in the targets.
 enum class GradientShape {
-  kExact,  // q = (4, 4, 8), both ranks 32
+  kExact,  // q = (4, 4, rank / 4), ranks as padded; vectors of four columns are neighbours, aligned
   kEven,   // q3 and both ranks are even
   kAny,
 };

@@ -1,16 +1,32 @@
-// What the threads of a block know of a feature's tiles in the backward pass, and what they do with
-// them: tiled_backward_lookups.cuh and tiled_backward_sums.cuh have the larger parts.
+// What the threads of a block know of a tile in the backward pass, and what they do with it:
+// tiled_backward_lookups.cuh and tiled_backward_sums.cuh have the larger parts.
 
 #pragma once
 
 #include <type_traits>
 
-#include "float_types.cuh"
-#include "tiled_backward_granule.cuh"
+#include "tiled_backward.h"
+#include "tiled_backward_queue.cuh"
+#include "tiled_backward_rows.cuh"
 
 namespace flowtt::cuda {
 
-// One feature's tiles, as the threads of a block see them.
+// What a block has in dynamic shared memory.
+template <int kRank>
+struct BackwardShared {
+  BackwardTile<kRank> tile;
+  GradientRing rings[kBackwardWarps];
+  TileSlot slots[2];  // the tile that is worked on, and the next
+};
+
+// Parameters of the kernel beside those of the sort.
+struct BackwardPass {
+  StridedMatrix grad_output;
+  BackwardWork work;
+  GradientTargets targets[kTiledFeaturesPerLaunch];
+};
+
+// One tile, as the threads of a block see it.
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 class TileGradients {
   using Tile = BackwardTile<kRank>;
@@ -20,22 +36,35 @@ class TileGradients {
   static_assert(kOwnColumns > 0);
   static constexpr bool kExact = kShape == GradientShape::kExact;
   static constexpr bool kPairs = kShape != GradientShape::kAny;
+  static constexpr uint32_t kExactColumns = kRank / kGradientQ;
+  static constexpr bool kFullColumns = kExact && kExactColumns == kGradientColumns;
   using Product = GradientProduct<kThreeProducts>;
 
  public:
-  __device__ __forceinline__ TileGradients(Tile& tile, const GradientPlan& plan,
+  // Vectors of BackwardTile::second, of which those of a lane differ in j2.
+  static constexpr uint32_t kOwnSecond = Tile::kSecondElements / 4 / kBackwardThreads;
+  static_assert(kOwnSecond > 0);
+
+  // What a thread loads for a tile before the last one is finished.
+  struct Ahead {
+    float4 second[kOwnSecond];
+    // The lane's lookup: of the warp's lookups, entry after entry.
+    uint32_t row;    // GradientRows::name
+    uint32_t third;  // as in GradientLookup, and kLastOfEntry and the entry's slot, or kNoLookup
+    float factor;
+  };
+
+  __device__ __forceinline__ TileGradients(BackwardShared<kRank>& shared, const TileSlot& slot,
                                            const TiledFeature& feature,
                                            const GradientTargets& targets,
-                                           const StridedMatrix& grad_output)
-      : tile_(tile),
-        plan_(plan),
+                                           const BackwardPass& pass)
+      : tile_(shared.tile),
+        slot_(slot),
         targets_(targets),
-        grad_(grad_output),
         lane_(threadIdx.x % 32),
         g_(lane_ / 4),
         t_(lane_ % 4),
         warp_(threadIdx.x / 32),
-        column_(feature.output_column),
         first_(static_cast<const core_t*>(feature.cores[0])),
         second_(static_cast<const core_t*>(feature.cores[1])),
         third_(static_cast<const core_t*>(feature.cores[2])),
@@ -43,72 +72,57 @@ class TileGradients {
         r2_(kExact ? kRank : feature.r[1]),
         q1_(kExact ? kGradientQ : feature.q[0]),
         q2_(kExact ? kGradientQ : feature.q[1]),
-        q3_(kExact ? kGradientColumns : feature.q[2]),
-        gradient_b_(static_cast<const float*>(grad_output.data) + column_ + t_ * q3_ + g_),
-        gradient_a_(static_cast<const float*>(grad_output.data) + column_ +
-                    (g_ / 4 * q2_ + g_ % 4) * q3_ + 2 * t_),
-        own_third_(third_ + g_ * q3_ + 2 * t_),
-        third_gradient_(targets.gradients[2] + g_ * q3_ + 2 * t_),
-        marks_third_(lane_ == 0 && targets.touched[2] != nullptr) {}
+        q3_(kExact ? kExactColumns : feature.q[2]),
+        ring_(shared.rings[warp_]),
+        rows_(ring_, pass.grad_output, feature.output_column, q1_, q2_, q3_),
+        count_(slot.count()) {}
 
-  // All tiles of the plan. Called by all threads, after a barrier.
-  __device__ __forceinline__ void run();
+  // Starts to load what the tile needs.
+  __device__ __forceinline__ void load_ahead(Ahead& ahead, const BackwardWork& work) const;
+
+  // Stores what has been loaded of G2[i2]. The last tile's must have been read; a barrier must
+  // follow.
+  __device__ __forceinline__ void store_second(const Ahead& ahead) const;
+
+  // P of the warp's entries, 16 rows (slot, j1); those that are not there become zeros. Meanwhile
+  // the rows of the warp's first lookups are fetched.
+  __device__ __forceinline__ void compute_products(const Ahead& ahead);
+
+  // dG3 of the lookups of the warp's entries, and dP in the place of P.
+  __device__ __forceinline__ void work_on_lookups(const Ahead& ahead);
+
+  // dG1 of the warp's entries, transposed: columns are 16 rows (slot, j1).
+  __device__ __forceinline__ void add_first_gradients() const;
+
+  // The warp's columns of dG2, over all entries.
+  __device__ __forceinline__ void add_second_gradient() const;
 
  private:
-  // The elements of a lookup's gradient that the lane needs, as operands of two products.
-  struct RowGradient {
-    float b[4];  // rows (j1, j2) = (i, t), column g
-    float4 a;    // rows (j1, j2) = g and g + 8 at column 2 t, then the same at 2 t + 1
+  static constexpr uint32_t kNoLookup = 0;
+  static constexpr uint32_t kIsLookup = 0x08000000u;
+  static constexpr uint32_t kLastOfEntry = 0x40000000u;
+  static constexpr uint32_t kSlotShift = 28;
+
+  // Elements of G1 of the warp's entries: rows g and g + 8 of 16 rows (slot, j1), from
+  // r1 = kRank / 4 * t on.
+  static constexpr uint32_t kOwnFirst = kRank / 4;
+  struct FirstRows {
+    float rows[2][kOwnFirst];
   };
+  // Until the rows of gradients take it, the warp's ring has the slices of its entries, one place
+  // each.
+  static constexpr uint32_t kFirstBytes = kGradientQ * kRank * sizeof(core_t);
+  static constexpr uint32_t kFirstPlace = sizeof(GradientRing) / kEntriesPerWarp;
+  static_assert(kFirstBytes <= kFirstPlace);
+  __device__ __forceinline__ void fetch_first() const;
+  __device__ __forceinline__ FirstRows read_first() const;
+
+  // Starts to fetch the rows of the warp's first lookups.
+  __device__ __forceinline__ void start_rows(const Ahead& ahead);
+
   struct ThirdSlice {
     float2 rows[kRank / 8];  // r2 = 8 n + g at columns 2 t and 2 t + 1
   };
-
-  // The number in the tile of the entry in a slot of this warp.
-  __device__ __forceinline__ uint32_t entry_number(uint32_t slot) const {
-    return slot * kBackwardWarps + warp_;
-  }
-  __device__ __forceinline__ bool has_entry(uint32_t slot) const {
-    return entry_of_warp(warp_, slot) < count_;
-  }
-  __device__ __forceinline__ GradientEntry entry(uint32_t slot) const {
-    return entries_[entry_of_warp(warp_, slot)];
-  }
-  static __device__ __forceinline__ float load(const core_t* source) {
-    return to_accumulator<float>(*source);
-  }
-
-  // Adds to two neighbours of a gradient; second_exists, first_exists: of them.
-  __device__ __forceinline__ void add(float* target, float first, float second, bool first_exists,
-                                      bool second_exists) const {
-    if constexpr (kPairs) {
-      if (kExact || first_exists) add_pair(target, make_float2(first, second));
-    } else {
-      if (first_exists) atomicAdd(target, first);
-      if (second_exists) atomicAdd(target + 1, second);
-    }
-  }
-
-  __device__ __forceinline__ void load_second(uint32_t i2);
-
-  // P of the warp's entries, 16 rows (slot, j1); those that are not there become zeros.
-  __device__ __forceinline__ void compute_products();
-
-  __device__ __forceinline__ RowGradient load_gradient(uint32_t row) const;
-
-  __device__ __forceinline__ ThirdSlice load_third(uint32_t i3) const;
-
-  // What is on its way for a lookup.
-  struct Fetched {
-    GradientLookup lookup;
-    RowGradient gradient;
-    ThirdSlice third;
-  };
-  __device__ __forceinline__ void fetch(Fetched& fetched, uint32_t lookup) const {
-    fetched.lookup = plan_.lookups[lookup];
-    fetched.gradient = load_gradient(fetched.lookup.row);
-    fetched.third = load_third(fetched.lookup.third & ~kLastOfId);
-  }
 
   // Sums over the lookups of an entry.
   struct EntrySums {
@@ -117,31 +131,7 @@ class TileGradients {
     RowGradient row;         // of one id
   };
 
-  // dG3 of the lookups of the warp's entries, and dP in the place of P.
-  __device__ __forceinline__ void work_on_lookups();
-
-  __device__ __forceinline__ void add_lookup(EntrySums& sums, const Fetched& fetched) const;
-
-  __device__ __forceinline__ void add_third_gradient(uint32_t i3, const float4 (&p)[kHalves][2],
-                                                     const float (&b)[4]) const;
-
-  __device__ __forceinline__ void store_product_gradient(uint32_t number,
-                                                         const float (&dp)[kRank / 8][4]);
-
-  // dG1 of the warp's entries, transposed: columns are 16 rows (slot, j1).
-  __device__ __forceinline__ void add_first_gradients();
-
-  __device__ __forceinline__ void clear_second_gradient() {
-#pragma unroll
-    for (uint32_t n = 0; n < kOwnColumns; ++n) {
-#pragma unroll
-      for (uint32_t m = 0; m < kHalves; ++m) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) second_gradient_[n][m][i] = 0.0f;
-      }
-    }
-  }
-
+  // Of dG2, those columns of a warp.
   struct ColumnTile {
     uint32_t j2;
     uint32_t r2;  // the first of 8
@@ -153,20 +143,53 @@ class TileGradients {
     }
   };
 
-  // The warp's columns of dG2, over all entries.
-  __device__ __forceinline__ void sum_second_gradient();
+  // The number in the tile of the entry in a slot of this warp.
+  __device__ __forceinline__ uint32_t entry_number(uint32_t slot) const {
+    return slot * kBackwardWarps + warp_;
+  }
+  __device__ __forceinline__ bool has_entry(uint32_t slot) const {
+    return entry_of_warp(warp_, slot) < count_;
+  }
+  __device__ __forceinline__ const GradientEntry& entry(uint32_t slot) const {
+    return slot_.entries[entry_of_warp(warp_, slot)];
+  }
+  static __device__ __forceinline__ float load(const core_t* source) {
+    return to_accumulator<float>(*source);
+  }
+  // Adds to two neighbours of a gradient; second_exists, first_exists: of them.
+  __device__ __forceinline__ void add(float* target, float first, float second, bool first_exists,
+                                      bool second_exists) const {
+    if constexpr (kPairs) {
+      if (first_exists) add_pair(target, make_float2(first, second));
+    } else {
+      if (first_exists) atomicAdd(target, first);
+      if (second_exists) atomicAdd(target + 1, second);
+    }
+  }
 
-  __device__ __forceinline__ void add_second_gradient(uint32_t i2) const;
+  __device__ __forceinline__ uint32_t third_elements() const { return r2_ * q3_; }
+
+  // own: the lane's first element of slice 0.
+  __device__ __forceinline__ ThirdSlice load_third(const core_t* own, uint32_t i3) const;
+
+  // target: the lane's first element of dG3[i3].
+  __device__ __forceinline__ void add_id(EntrySums& sums, float* target,
+                                         const ThirdSlice& third) const;
+
+  __device__ __forceinline__ void add_third_gradient(float* target, const float4 (&p)[kHalves][2],
+                                                     const float (&b)[4]) const;
+
+  // Places: of the entry's products, and as gradient_place_of takes it.
+  __device__ __forceinline__ void store_product_gradient(uint32_t entry_place, uint32_t lane_place,
+                                                         const float (&dp)[kRank / 8][4]) const;
 
   Tile& tile_;
-  const GradientPlan& plan_;
+  const TileSlot& slot_;
   const GradientTargets& targets_;
-  const StridedMatrix& grad_;
   const uint32_t lane_;
   const uint32_t g_;
   const uint32_t t_;
   const uint32_t warp_;
-  const int64_t column_;
   const core_t* const first_;
   const core_t* const second_;
   const core_t* const third_;
@@ -175,16 +198,9 @@ class TileGradients {
   const uint32_t q1_;
   const uint32_t q2_;
   const uint32_t q3_;
-  // The lane's own elements of the first row or slice.
-  const float* const gradient_b_;
-  const float* const gradient_a_;
-  const core_t* const own_third_;
-  float* const third_gradient_;
-  const bool marks_third_;
-  const GradientEntry* entries_;  // of the tile
-  uint32_t count_;
-  float second_gradient_[kOwnColumns][kHalves]
-                        [4];  // rows r1 = g + 16 m and + 8, columns r2 = 2 t and + 1
+  GradientRing& ring_;
+  GradientRows<kShape, kRank> rows_;
+  const uint32_t count_;  // of entries
 };
 
 }  // namespace flowtt::cuda

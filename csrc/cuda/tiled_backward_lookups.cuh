@@ -1,5 +1,5 @@
 // The backward pass, lookup by lookup: dG3[i3] += P^T g and dP += g G3[i3]^T. A warp works on the
-// lookups of its entries; what the next one needs is on its way meanwhile.
+// lookups of its entries; what the next ones need is on its way meanwhile.
 
 #pragma once
 
@@ -8,136 +8,118 @@
 namespace flowtt::cuda {
 
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
-__device__ __forceinline__
-    typename TileGradients<core_t, kRank, kThreeProducts, kShape>::RowGradient
-    TileGradients<core_t, kRank, kThreeProducts, kShape>::load_gradient(uint32_t row) const {
-  RowGradient gradient;
-  if constexpr (kPairs) {
-    const int64_t offset = row * grad_.row_stride;
-    const float* const b = gradient_b_ + offset;
-    const float* const a = gradient_a_ + offset;
-    const uint32_t row_of_j1 = q2_ * q3_;
-#pragma unroll
-    for (uint32_t i = 0; i < 4; ++i) {
-      const bool is_there = kExact || (i < q1_ && t_ < q2_ && g_ < q3_);
-      gradient.b[i] = is_there ? __ldg(b + i * row_of_j1) : 0.0f;
-    }
-    float2 pairs[2];
-#pragma unroll
-    for (uint32_t half = 0; half < 2; ++half) {
-      const bool is_there = kExact || (g_ / 4 + 2 * half < q1_ && g_ % 4 < q2_ && 2 * t_ < q3_);
-      pairs[half] = make_float2(0.0f, 0.0f);
-      if (is_there) {
-        pairs[half] = __ldg(reinterpret_cast<const float2*>(a + 2 * half * row_of_j1));
-      }
-    }
-    gradient.a = make_float4(pairs[0].x, pairs[1].x, pairs[0].y, pairs[1].y);
-  } else {
-    const auto element = [&](uint32_t j1, uint32_t j2, uint32_t j3) {
-      if (j1 >= q1_ || j2 >= q2_ || j3 >= q3_) return 0.0f;
-      const int64_t column = column_ + (j1 * q2_ + j2) * q3_ + j3;
-      return load_element<float>(grad_.data, grad_.type,
-                                 row * grad_.row_stride + column * grad_.column_stride);
-    };
-#pragma unroll
-    for (uint32_t i = 0; i < 4; ++i) gradient.b[i] = element(i, t_, g_);
-    const uint32_t j1 = g_ / 4;
-    gradient.a = make_float4(element(j1, g_ % 4, 2 * t_), element(j1 + 2, g_ % 4, 2 * t_),
-                             element(j1, g_ % 4, 2 * t_ + 1), element(j1 + 2, g_ % 4, 2 * t_ + 1));
-  }
-  return gradient;
-}
-
-template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ typename TileGradients<core_t, kRank, kThreeProducts, kShape>::ThirdSlice
-TileGradients<core_t, kRank, kThreeProducts, kShape>::load_third(uint32_t i3) const {
+TileGradients<core_t, kRank, kThreeProducts, kShape>::load_third(const core_t* own,
+                                                                 uint32_t i3) const {
   ThirdSlice slice;
-  const core_t* const source = own_third_ + int64_t{i3} * r2_ * q3_;
+  const core_t* const source = own + uint64_t{i3} * third_elements();
 #pragma unroll
   for (uint32_t n = 0; n < kRank / 8; ++n) {
-    const bool is_there = kExact || (8 * n + g_ < r2_ && 2 * t_ < q3_);
+    const bool is_there = (kExact || 8 * n + g_ < r2_) && (kFullColumns || 2 * t_ < q3_);
     slice.rows[n] = make_float2(0.0f, 0.0f);
     if constexpr (kPairs && std::is_same_v<core_t, float>) {
       if (is_there) {
         slice.rows[n] = __ldg(reinterpret_cast<const float2*>(source + 8 * n * q3_));
       }
     } else {
-      const bool next_is_there = kExact || (is_there && 2 * t_ + 1 < q3_);
       if (is_there) slice.rows[n].x = load(source + 8 * n * q3_);
-      if (next_is_there) slice.rows[n].y = load(source + 8 * n * q3_ + 1);
+      if (is_there && 2 * t_ + 1 < q3_) slice.rows[n].y = load(source + 8 * n * q3_ + 1);
     }
   }
   return slice;
 }
 
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
-__device__ __forceinline__ void
-TileGradients<core_t, kRank, kThreeProducts, kShape>::work_on_lookups() {
-  if (!has_entry(0)) return;
-  Fetched next[2];  // used in turn, so that nothing is moved
-  uint32_t lookup = entry(0).x % 65536u;
-  fetch(next[0], lookup);
-#pragma unroll 1
-  for (uint32_t slot = 0; slot < kEntriesPerWarp && has_entry(slot); ++slot) {
-    const GradientEntry own = entry(slot);
-    const uint32_t end = own.x % 65536u + own.x / 65536u;
-    const bool has_next = slot + 1 < kEntriesPerWarp && has_entry(slot + 1);
-    const uint32_t after_end = has_next ? entry(slot + 1).x % 65536u : end - 1;
-    const uint32_t number = entry_number(slot);
-    EntrySums sums;
+__device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kShape>::start_rows(
+    const Ahead& ahead) {
+  rows_.start();
 #pragma unroll
-    for (uint32_t k = 0; k < 2; ++k) {
-#pragma unroll
-      for (uint32_t m = 0; m < kHalves; ++m) {
-        sums.p[m][k] = load_vector(tile_.products + Tile::product_place(number, k, m, lane_));
-      }
-    }
-#pragma unroll
-    for (uint32_t n = 0; n < kRank / 8; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) sums.dp[n][i] = 0.0f;
-    }
-    sums.row = {};
-    const auto after = [&] { return lookup + 1 < end ? lookup + 1 : after_end; };
-#pragma unroll 1
-    while (true) {
-      fetch(next[1], after());
-      add_lookup(sums, next[0]);
-      if (++lookup == end) {
-        next[0] = next[1];
-        break;
-      }
-      fetch(next[0], after());
-      add_lookup(sums, next[1]);
-      if (++lookup == end) break;
-    }
-    lookup = after_end;
-    __syncwarp();
-    store_product_gradient(number, sums.dp);
+  for (uint32_t i = 0; i < kRingRows; ++i) {
+    const bool exists = __shfl_sync(kAllLanes, ahead.third, i) != kNoLookup;
+    rows_.fetch(__shfl_sync(kAllLanes, ahead.row, i), exists);
+    rows_.next();
   }
 }
 
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
-__device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kShape>::add_lookup(
-    EntrySums& sums, const Fetched& fetched) const {
-  const float factor = fetched.lookup.factor;
-  RowGradient& row = sums.row;
+__device__ __forceinline__ void
+TileGradients<core_t, kRank, kThreeProducts, kShape>::work_on_lookups(const Ahead& ahead) {
+  const uint32_t lookups = hold(__popc(__ballot_sync(kAllLanes, ahead.third != kNoLookup)));
+  if (lookups == 0) return;
+  if (targets_.touched[2] != nullptr && ahead.third != kNoLookup) {
+    targets_.touched[2][ahead.third % 65536u] = 1;
+  }
+  const uint32_t lane_element = g_ * q3_ + 2 * t_;
+  const core_t* const third_of_lane = reinterpret_cast<const core_t*>(
+      hold(reinterpret_cast<uint64_t>(third_ + lane_element)));
+  float* const target_of_lane = reinterpret_cast<float*>(
+      hold(reinterpret_cast<uint64_t>(targets_.gradients[2] + lane_element)));
+  const uint32_t products = hold(Tile::product_lane(lane_));
+  const uint32_t gradients =
+      hold(Tile::gradient_place(g_ / 4, g_ % 4, t_ / 2) + t_ % 2 * static_cast<uint32_t>(8));
+  EntrySums sums;
+  sums.row = {};
+  uint32_t number = hold(0u);
+  uint32_t lookup = __shfl_sync(kAllLanes, ahead.third, number);
+  ThirdSlice third = load_third(third_of_lane, lookup % 65536u);
+  bool starts_entry = true;
+#pragma unroll 1
+  while (true) {
+    const uint32_t entry = entry_number(lookup >> kSlotShift & 3) * Tile::kEntryBytes;
+    if (starts_entry) {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) row.b[i] += factor * fetched.gradient.b[i];
-  row.a.x += factor * fetched.gradient.a.x;
-  row.a.y += factor * fetched.gradient.a.y;
-  row.a.z += factor * fetched.gradient.a.z;
-  row.a.w += factor * fetched.gradient.a.w;
-  if ((fetched.lookup.third & kLastOfId) == 0) return;
+      for (uint32_t k = 0; k < 2; ++k) {
+#pragma unroll
+        for (uint32_t m = 0; m < kHalves; ++m) {
+          sums.p[m][k] =
+              load_at<float4>(tile_.products, entry + Tile::product_place(products, k, m));
+        }
+      }
+#pragma unroll
+      for (uint32_t n = 0; n < kRank / 8; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sums.dp[n][i] = 0.0f;
+      }
+    }
+    const RowGradient gradient = rows_.read();
+    const uint32_t ahead_row = __shfl_sync(kAllLanes, ahead.row, number + kRingRows);
+    rows_.fetch(ahead_row, number + kRingRows < lookups);
+    rows_.next();
+    const float factor = __shfl_sync(kAllLanes, ahead.factor, number);
+    RowGradient& row = sums.row;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) row.b[i] += factor * gradient.b[i];
+    row.a.x += factor * gradient.a.x;
+    row.a.y += factor * gradient.a.y;
+    row.a.z += factor * gradient.a.z;
+    row.a.w += factor * gradient.a.w;
+    const uint32_t own = lookup;
+    const bool is_last = ++number == lookups;
+    // After the warp's last lookup, any slice.
+    lookup = __shfl_sync(kAllLanes, ahead.third, number);
+    if ((own & kLastOfId) != 0) {
+      add_id(sums, target_of_lane + uint64_t{own % 65536u} * third_elements(), third);
+      third = load_third(third_of_lane, lookup % 65536u);
+    }
+    starts_entry = (own & kLastOfEntry) != 0;
+    if (starts_entry) store_product_gradient(entry, gradients, sums.dp);
+    if (is_last) break;
+  }
+}
+
+template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
+__device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kShape>::add_id(
+    EntrySums& sums, float* target, const ThirdSlice& third) const {
+  RowGradient& row = sums.row;
 #pragma unroll
   for (int i = 0; i < 4; ++i) row.b[i] = Product::operand(row.b[i]);
   row.a = make_float4(Product::operand(row.a.x), Product::operand(row.a.y),
                       Product::operand(row.a.z), Product::operand(row.a.w));
-  add_third_gradient(fetched.lookup.third & ~kLastOfId, sums.p, row.b);
+  add_third_gradient(target, sums.p, row.b);
 #pragma unroll
   for (uint32_t n = 0; n < kRank / 8; ++n) {
-    Product::multiply_add(sums.dp[n], row.a, Product::operand(fetched.third.rows[n].x),
-                          Product::operand(fetched.third.rows[n].y));
+    Product::multiply_add(sums.dp[n], row.a, Product::operand(third.rows[n].x),
+                          Product::operand(third.rows[n].y));
   }
   row = {};
 }
@@ -145,9 +127,7 @@ __device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kSh
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void
 TileGradients<core_t, kRank, kThreeProducts, kShape>::add_third_gradient(
-    uint32_t i3, const float4 (&p)[kHalves][2], const float (&b)[4]) const {
-  float* const slice = third_gradient_ + int64_t{i3} * r2_ * q3_;
-  const uint32_t column = 2 * t_;
+    float* target, const float4 (&p)[kHalves][2], const float (&b)[4]) const {
 #pragma unroll
   for (uint32_t m = 0; m < kHalves; ++m) {
     float c[4] = {};
@@ -156,25 +136,24 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::add_third_gradient(
 #pragma unroll
     for (uint32_t half = 0; half < 2; ++half) {
       const uint32_t r2 = 16 * m + 8 * half;
-      add(slice + r2 * q3_, c[2 * half], c[2 * half + 1], r2 + g_ < r2_ && column < q3_,
-          r2 + g_ < r2_ && column + 1 < q3_);
+      const bool exists = kExact || r2 + g_ < r2_;
+      add(target + r2 * q3_, c[2 * half], c[2 * half + 1],
+          exists && (kFullColumns || 2 * t_ < q3_), exists && (kFullColumns || 2 * t_ + 1 < q3_));
     }
   }
-  if (marks_third_) targets_.touched[2][i3] = 1;
 }
 
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void
 TileGradients<core_t, kRank, kThreeProducts, kShape>::store_product_gradient(
-    uint32_t number, const float (&dp)[kRank / 8][4]) {
+    uint32_t entry_place, uint32_t lane_place, const float (&dp)[kRank / 8][4]) const {
 #pragma unroll
   for (uint32_t half = 0; half < 2; ++half) {
 #pragma unroll
     for (uint32_t n = 0; n < kRank / 8; ++n) {
-      store_pair(tile_.products +
-                     Tile::gradient_place(number, g_ / 4 + 2 * half, g_ % 4, 2 * n + t_ / 2) +
-                     t_ % 2 * 2,
-                 Product::operand(dp[n][2 * half]), Product::operand(dp[n][2 * half + 1]));
+      store_at(tile_.products, entry_place + Tile::gradient_place_of(lane_place, half, 2 * n),
+               make_float2(Product::operand(dp[n][2 * half]),
+                           Product::operand(dp[n][2 * half + 1])));
     }
   }
 }

@@ -1,5 +1,6 @@
-// How a block cuts a granule of lookups into entries and tiles. Lookups come in the order of their
-// prefixes, or nearly: where a prefix turns up again behind another, it has one entry more.
+// How a block of the planning launch cuts a granule of lookups into entries and tiles. Lookups come
+// in the order of their prefixes, or nearly: where a prefix turns up again behind another, it has
+// one entry more.
 
 #pragma once
 
@@ -8,33 +9,13 @@
 
 namespace flowtt::cuda {
 
-// Lookups of an entry, at most: a heavy prefix is several, of any warps.
-inline constexpr int kEntryLookups = 16;
-// In GradientLookup::third: the entry has no more lookups of this id.
-inline constexpr uint32_t kLastOfId = 0x80000000u;
-
-struct __align__(16) GradientLookup {
-  uint32_t row;    // of grad_output
-  uint32_t third;  // i3, perhaps | kLastOfId
-  float factor;
-  uint32_t unused;
-};
-
-// {first lookup | lookups << 16, i1}, {first entry | entries << 16, i2}.
-using GradientEntry = uint2;
-using GradientTile = uint2;
-
-// In shared memory.
-struct GradientPlan {
-  GradientLookup lookups[kBackwardThreads];  // entry after entry, equal ids of one together
-  GradientEntry entries[kBackwardThreads];   // tile after tile, those of most lookups first
-  GradientTile tiles[kBackwardThreads];
-  int32_t tile_count;
-};
+// A block plans so many lookups, at most: one a thread.
+inline constexpr int kPlanThreads = 512;
+inline constexpr int kPlanWarps = kPlanThreads / 32;
 
 // One bit of each thread of a block.
 struct BlockBits {
-  uint32_t words[kBackwardWarps];
+  uint32_t words[kPlanWarps];
 
   // Called by all threads; a barrier must follow before anything is read.
   __device__ __forceinline__ void set(bool bit) {
@@ -42,7 +23,7 @@ struct BlockBits {
     if (threadIdx.x % 32 == 0) words[threadIdx.x / 32] = word;
   }
   __device__ __forceinline__ bool has(uint32_t i) const {
-    return i < kBackwardThreads && (words[i / 32] >> i % 32 & 1) != 0;
+    return i < kPlanThreads && (words[i / 32] >> i % 32 & 1) != 0;
   }
   // Bits up to the thread's, by whole warps.
   __device__ __forceinline__ uint32_t count_up_to_own() const {
@@ -56,7 +37,7 @@ struct BlockBits {
     const uint32_t lane = threadIdx.x % 32;
     const uint32_t warp = threadIdx.x / 32;
     const uint32_t nonzero =
-        __ballot_sync(kAllLanes, lane < warp && words[lane % kBackwardWarps] != 0);
+        __ballot_sync(kAllLanes, lane < warp && words[lane % kPlanWarps] != 0);
     const uint32_t own = words[warp] & 0xffffffffu >> (31 - lane);
     if (own != 0) return 32 * warp + 31 - __clz(own);
     const uint32_t word = 31 - __clz(nonzero | 1);
@@ -72,19 +53,22 @@ struct GradientPlanScratch {
     uint32_t row;
     float factor;
   };
-  SortedLookup sorted[kBackwardThreads];
-  uint16_t leaders[kBackwardThreads];  // the first lookup of the entry that has the id
-  GradientEntry entries[kBackwardThreads];
-  uint32_t entry_i2[kBackwardThreads];
+  SortedLookup sorted[kPlanThreads];
+  uint16_t leaders[kPlanThreads];  // the first lookup of the entry that has the id
+  uint16_t tile_entries[kPlanThreads];
+  GradientEntry entries[kPlanThreads];
+  uint32_t entry_i2[kPlanThreads];
   BlockBits prefixes;  // lookups that start a run of one prefix,
   BlockBits starts;    // an entry,
   BlockBits seconds;   // entries that start a run of one i2,
   BlockBits tiles;     // a tile
+  uint32_t first_tile;  // of the granule
 };
 
-// Cuts the `count` lookups of scratch.sorted into entries: their number. Called by all threads,
-// after a barrier; ends with one.
-__device__ __forceinline__ int32_t plan_entries(GradientPlan& plan, GradientPlanScratch& scratch,
+// Cuts the `count` lookups of scratch.sorted into entries: their number. granule: the number of the
+// first lookup. Called by all threads, after a barrier; ends with one.
+__device__ __forceinline__ int32_t plan_entries(const BackwardWork& work,
+                                                GradientPlanScratch& scratch, int32_t granule,
                                                 int32_t count) {
   const uint32_t i = threadIdx.x;
   const bool exists = static_cast<int32_t>(i) < count;
@@ -99,7 +83,7 @@ __device__ __forceinline__ int32_t plan_entries(GradientPlan& plan, GradientPlan
   const uint32_t first = scratch.starts.last_up_to_own();
   const uint32_t entry = scratch.starts.count_up_to_own() - 1;
   if (exists && (static_cast<int32_t>(i) + 1 == count || scratch.starts.has(i + 1))) {
-    scratch.entries[entry] = make_uint2(first | (i + 1 - first) << 16, own.outer % kMaxTiledFactor);
+    scratch.entries[entry] = {first | (i + 1 - first) << kCountShift, own.outer % kMaxTiledFactor};
     scratch.entry_i2[entry] = own.i2;
   }
   if (exists) {
@@ -109,7 +93,7 @@ __device__ __forceinline__ int32_t plan_entries(GradientPlan& plan, GradientPlan
   }
   __syncthreads();
   if (exists) {
-    const uint32_t end = first + (scratch.entries[entry].x >> 16);
+    const uint32_t end = first + (scratch.entries[entry].lookups >> kCountShift);
     const uint32_t leader = scratch.leaders[i];
     uint32_t place = first;
     bool is_last = true;
@@ -118,15 +102,16 @@ __device__ __forceinline__ int32_t plan_entries(GradientPlan& plan, GradientPlan
       place += of_other < leader || (of_other == leader && other < i);
       is_last &= of_other != leader || other <= i;
     }
-    plan.lookups[place] = {own.row, own.outer >> 16 | (is_last ? kLastOfId : 0), own.factor, 0};
+    work.lookups[granule + place] = {own.row, own.outer >> 16 | (is_last ? kLastOfId : 0),
+                                     own.factor, 0};
   }
   return __syncthreads_count(exists && scratch.starts.has(i));
 }
 
 // Cuts the entries into tiles of one i2, and gives each its rank: the warps deal them out from the
-// largest to the smallest, forth and back (entry_of_warp). As plan_entries.
-__device__ __forceinline__ void plan_tiles(GradientPlan& plan, GradientPlanScratch& scratch,
-                                           int32_t entries) {
+// largest to the smallest, forth and back (entry_of_warp). As plan_entries; feature: of the group.
+__device__ __forceinline__ void plan_tiles(const BackwardWork& work, GradientPlanScratch& scratch,
+                                           uint32_t feature, int32_t granule, int32_t entries) {
   const uint32_t i = threadIdx.x;
   const bool exists = static_cast<int32_t>(i) < entries;
   const uint32_t i2 = scratch.entry_i2[exists ? i : 0];
@@ -135,30 +120,29 @@ __device__ __forceinline__ void plan_tiles(GradientPlan& plan, GradientPlanScrat
   const uint32_t of_run = i - scratch.seconds.last_up_to_own();
   const bool starts = exists && (i == 0 || of_run % kTileEntries == 0);
   scratch.tiles.set(i == 0 || starts);
-  __syncthreads();
+  const uint32_t tiles = __syncthreads_count(starts);
+  // In any order: whoever is free takes the next.
+  if (i == 0) scratch.first_tile = atomicAdd(work.tile_count, tiles);
   const uint32_t first = scratch.tiles.last_up_to_own();
   const uint32_t tile = scratch.tiles.count_up_to_own() - 1;
   if (exists && (static_cast<int32_t>(i) + 1 == entries || scratch.tiles.has(i + 1))) {
-    plan.tiles[tile] = make_uint2(first | (i + 1 - first) << 16, i2);
+    scratch.tile_entries[tile] = static_cast<uint16_t>(i + 1 - first);
   }
-  const int32_t tiles = __syncthreads_count(starts);
-  if (exists) {
-    const GradientEntry own = scratch.entries[i];
-    const uint32_t end = first + (plan.tiles[tile].x >> 16);
-    uint32_t rank = first;
-    for (uint32_t other = first; other < end; ++other) {
-      const uint32_t lookups = scratch.entries[other].x >> 16;
-      rank += lookups > own.x >> 16 || (lookups == own.x >> 16 && other < i);
-    }
-    plan.entries[rank] = own;
-  }
-  if (i == 0) plan.tile_count = tiles;
   __syncthreads();
-}
-
-// The rank in its tile of the entry that is in this slot of a warp.
-__device__ __forceinline__ uint32_t entry_of_warp(uint32_t warp, uint32_t slot) {
-  return slot * kBackwardWarps + (slot % 2 == 0 ? warp : kBackwardWarps - 1 - warp);
+  if (!exists) return;
+  const GradientEntry own = scratch.entries[i];
+  const uint32_t count = scratch.tile_entries[tile];
+  const uint32_t own_lookups = own.lookups >> kCountShift;
+  uint32_t rank = 0;
+  for (uint32_t other = first; other < first + count; ++other) {
+    const uint32_t lookups = scratch.entries[other].lookups >> kCountShift;
+    rank += lookups > own_lookups || (lookups == own_lookups && other < i);
+  }
+  work.entries[granule + first + rank] = {own.lookups + granule, own.i1};
+  if (i == first) {
+    work.tiles[scratch.first_tile + tile] = {(granule + first) | count << kCountShift,
+                                             i2 | feature << 16};
+  }
 }
 
 }  // namespace flowtt::cuda

@@ -8,50 +8,151 @@
 namespace flowtt::cuda {
 
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
-__device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kShape>::load_second(
-    uint32_t i2) {
-  const core_t* const slice = second_ + int64_t{i2} * r1_ * q2_ * r2_;
-  const auto element = [&](uint32_t r1, uint32_t j2, uint32_t r2) {
-    if (!kExact && (r1 >= r1_ || j2 >= q2_ || r2 >= r2_)) return 0.0f;
-    return Product::operand(load(slice + (r1 * q2_ + j2) * r2_ + r2));
-  };
-  constexpr uint32_t kVectors = Tile::kSecondElements / 4;
+__device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kShape>::load_ahead(
+    Ahead& ahead, const BackwardWork& work) const {
+  uint32_t before = 0;  // lookups of the warp's entries before
+  uint32_t lookup = ~0u;
+  uint32_t third = 0;
 #pragma unroll
-  for (uint32_t i = threadIdx.x; i < kVectors; i += kBackwardThreads) {
-    const SecondVector<kRank> v(i);
-    store_vector(tile_.second + Tile::second_place(i),
-                 make_float4(element(v.r1, v.j2, v.r2), element(v.r1 + 1, v.j2, v.r2),
-                             element(v.r1 + 2, v.j2, v.r2), element(v.r1 + 3, v.j2, v.r2)));
+  for (uint32_t slot = 0; slot < kEntriesPerWarp; ++slot) {
+    if (!has_entry(slot)) break;
+    const uint32_t lookups = entry(slot).lookups;
+    const uint32_t count = lookups >> kCountShift;
+    if (lane_ - before < count) {
+      lookup = lookups % (1u << kCountShift) + lane_ - before;
+      third = slot << kSlotShift | (lane_ - before + 1 == count ? kLastOfEntry : 0);
+    }
+    before += count;
   }
-  if (threadIdx.x == 0 && targets_.touched[1] != nullptr) targets_.touched[1][i2] = 1;
+  ahead.row = 0;
+  ahead.third = kNoLookup;
+  ahead.factor = 0.0f;
+  if (lookup != ~0u) {
+    const uint4 words = __ldcg(reinterpret_cast<const uint4*>(work.lookups) + lookup);
+    ahead.row = rows_.name(words.x);
+    ahead.third = words.y | third | kIsLookup;
+    ahead.factor = __uint_as_float(words.z);
+  }
+  fetch_first();
+  const SecondVector<kRank> v(threadIdx.x);
+  static_assert(kOwnSecond == 1 || kOwnSecond == kGradientQ);
+  const core_t* const second =
+      second_ + ((int64_t{slot_.i2()} * r1_ + v.r1) * q2_ + v.j2) * r2_ + v.r2;
+#pragma unroll
+  for (uint32_t j2 = 0; j2 < kOwnSecond; ++j2) {
+    const bool is_there = kExact || (v.j2 + j2 < q2_ && v.r2 < r2_);
+    const auto element = [&](uint32_t r1) {
+      return kExact || (is_there && v.r1 + r1 < r1_) ? load(second + (r1 * q2_ + j2) * r2_) : 0.0f;
+    };
+    ahead.second[j2] = make_float4(element(0), element(1), element(2), element(3));
+  }
 }
 
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void
-TileGradients<core_t, kRank, kThreeProducts, kShape>::compute_products() {
-  constexpr uint32_t kOwn = kRank / 4;
-  float a[2][kOwn];  // rows g and g + 8, r1 = kOwn t + i
-  bool has[2];       // otherwise zeros are stored: 0 times infinity is not a number
+TileGradients<core_t, kRank, kThreeProducts, kShape>::fetch_first() const {
+  if constexpr (kExact) {
+    constexpr uint32_t kVectors = kFirstBytes / 16;
+    const uint32_t target = shared_address(&ring_);
+#pragma unroll
+    for (uint32_t i = 0; i < kEntriesPerWarp * kVectors; i += 32) {
+      const uint32_t slot = (i + lane_) / kVectors;
+      const uint32_t vector = (i + lane_) % kVectors;
+      if (kEntriesPerWarp * kVectors % 32 != 0 && slot >= kEntriesPerWarp) break;
+      if (!has_entry(slot)) continue;
+      const core_t* const slice = first_ + uint64_t{entry(slot).i1} * (kGradientQ * kRank);
+      copy_async(target + slot * kFirstPlace + vector * 16,
+                 reinterpret_cast<const uint4*>(slice) + vector);
+    }
+  }
+}
+
+template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
+__device__ __forceinline__
+    typename TileGradients<core_t, kRank, kThreeProducts, kShape>::FirstRows
+    TileGradients<core_t, kRank, kThreeProducts, kShape>::read_first() const {
+  FirstRows first;
   const uint32_t j1 = g_ % 4;
+  if constexpr (kExact) {
+    wait_for_copies();
+    __syncwarp();
+  }
 #pragma unroll
   for (uint32_t half = 0; half < 2; ++half) {
     const uint32_t slot = g_ / 4 + 2 * half;
     const bool exists = has_entry(slot);
-    has[half] = exists;
-    const uint32_t i1 = exists ? entry(slot).y : 0;
-    const core_t* const row = first_ + (int64_t{i1} * q1_ + j1) * r1_ + kOwn * t_;
+    if constexpr (kExact) {
+      const char* const place = reinterpret_cast<const char*>(&ring_) + slot * kFirstPlace;
+      const core_t* const row = reinterpret_cast<const core_t*>(place) + j1 * kRank + kOwnFirst * t_;
 #pragma unroll
-    for (uint32_t i = 0; i < kOwn; ++i) {
-      const uint32_t r1 = kOwn * t_ + i;
-      const bool is_there = exists && (kExact || (j1 < q1_ && r1 < r1_));
-      a[half][i] = is_there ? Product::operand(load(row + i)) : 0.0f;
-      tile_.first[Tile::first_place(entry_number(slot) / 2, r1 / 16, 4 * (r1 % 8) + j1) +
-                  warp_ % 2 * 2 + r1 / 8 % 2] = a[half][i];
-    }
-    if (exists && j1 == 0 && t_ == 0 && targets_.touched[0] != nullptr) {
-      targets_.touched[0][i1] = 1;
+      for (uint32_t i = 0; i < kOwnFirst; i += 4) {
+        struct alignas(4 * sizeof(core_t)) Four {
+          core_t elements[4];
+        };
+        const Four four = *reinterpret_cast<const Four*>(row + i);
+#pragma unroll
+        for (uint32_t k = 0; k < 4; ++k) {
+          first.rows[half][i + k] = exists ? to_accumulator<float>(four.elements[k]) : 0.0f;
+        }
+      }
+    } else {
+      const uint32_t i1 = exists ? entry(slot).i1 : 0;
+      const core_t* const row = first_ + (int64_t{i1} * q1_ + j1) * r1_ + kOwnFirst * t_;
+#pragma unroll
+      for (uint32_t i = 0; i < kOwnFirst; ++i) {
+        const bool is_there = exists && j1 < q1_ && kOwnFirst * t_ + i < r1_;
+        first.rows[half][i] = is_there ? load(row + i) : 0.0f;
+      }
     }
   }
+  __syncwarp();
+  return first;
+}
+
+template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
+__device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kShape>::store_second(
+    const Ahead& ahead) const {
+  const uint32_t place = hold(Tile::second_place(lane_ * Tile::kVectorBytes,
+                                                 warp_ / Tile::kHalves, warp_ % Tile::kHalves));
+#pragma unroll
+  for (uint32_t i = 0; i < kOwnSecond; ++i) {
+    const float4 v = ahead.second[i];
+    // Vectors of one lane are kBackwardThreads, whole warps, apart.
+    static_assert(kBackwardWarps % Tile::kHalves == 0);
+    store_at(tile_.second,
+             place + i * kBackwardWarps * Tile::kWarpBytes,
+             make_float4(Product::operand(v.x), Product::operand(v.y), Product::operand(v.z),
+                         Product::operand(v.w)));
+  }
+}
+
+template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
+__device__ __forceinline__ void
+TileGradients<core_t, kRank, kThreeProducts, kShape>::compute_products(const Ahead& ahead) {
+  FirstRows own_first = read_first();
+  start_rows(ahead);
+  float(&a)[2][kOwnFirst] = own_first.rows;
+  const uint32_t j1 = g_ % 4;
+  const uint32_t number = entry_number(g_ / 4);  // and that of the slot after the next
+  constexpr uint32_t kTwoSlots = 2 * kBackwardWarps;
+  const uint32_t first = hold(Tile::first_element_lane(number, j1, t_));
+#pragma unroll
+  for (uint32_t half = 0; half < 2; ++half) {
+#pragma unroll
+    for (uint32_t i = 0; i < kOwnFirst; ++i) {
+      a[half][i] = Product::operand(a[half][i]);
+      store_at(tile_.first,
+               Tile::first_element_place(first, i) + Tile::first_place(0, half * kTwoSlots / 2, 0),
+               a[half][i]);
+    }
+    const uint32_t slot = g_ / 4 + 2 * half;
+    if (targets_.touched[0] != nullptr && has_entry(slot) && j1 == 0 && t_ == 0) {
+      targets_.touched[0][entry(slot).i1] = 1;
+    }
+  }
+  const uint32_t second = hold(lane_ * Tile::kVectorBytes);
+  const uint32_t product =
+      hold(number * Tile::kEntryBytes + Tile::product_pair_lane(j1, t_));
 #pragma unroll
   for (uint32_t u = 0; u < 8; ++u) {
     float c[kHalves][4] = {};
@@ -59,8 +160,8 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::compute_products() {
     for (uint32_t n = 0; n < kHalves; ++n) {
 #pragma unroll
       for (uint32_t half = 0; half < kHalves; ++half) {
-        const float4 b = load_vector(
-            tile_.second + Tile::second_place(((u * kHalves + n) * kHalves + half) * 32 + lane_));
+        const float4 b =
+            load_at<float4>(tile_.second, Tile::second_place(second, u * kHalves + n, half));
         const uint32_t i = 4 * half;
         Product::multiply_add(c[n], make_float4(a[0][i], a[1][i], a[0][i + 1], a[1][i + 1]), b.x,
                               b.y);
@@ -70,23 +171,37 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::compute_products() {
     }
 #pragma unroll
     for (uint32_t half = 0; half < 2; ++half) {
-      const uint32_t number = entry_number(g_ / 4 + 2 * half);
 #pragma unroll
       for (uint32_t m = 0; m < kHalves; ++m) {
-        store_pair(tile_.products +
-                       Tile::product_place(number, j1 / 2, m, 4 * (u % 2 * 4 + t_) + u / 2) +
-                       j1 % 2 * 2,
-                   has[half] ? Product::operand(c[m][2 * half]) : 0.0f,
-                   has[half] ? Product::operand(c[m][2 * half + 1]) : 0.0f);
+        store_at(tile_.products,
+                 Tile::product_pair_place(product, u, m) + half * kTwoSlots * Tile::kEntryBytes,
+                 make_float2(Product::operand(c[m][2 * half]),
+                             Product::operand(c[m][2 * half + 1])));
       }
+    }
+  }
+  if (has_entry(kEntriesPerWarp - 1)) return;
+  // Rows of zeros times an infinite slice are not zeros.
+  __syncwarp();
+#pragma unroll 1
+  for (uint32_t slot = 0; slot < kEntriesPerWarp; ++slot) {
+    if (has_entry(slot)) continue;
+#pragma unroll
+    for (uint32_t i = 0; i < Tile::kEntryBytes / Tile::kWarpBytes; ++i) {
+      store_at(tile_.products,
+               entry_number(slot) * Tile::kEntryBytes + i * Tile::kWarpBytes + second,
+               make_float4(0.0f, 0.0f, 0.0f, 0.0f));
     }
   }
 }
 
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void
-TileGradients<core_t, kRank, kThreeProducts, kShape>::add_first_gradients() {
+TileGradients<core_t, kRank, kThreeProducts, kShape>::add_first_gradients() const {
   float c[kHalves][2][4] = {};  // [r1 = 16 m + 2 g and + 1][two slots, columns 2 t and + 1]
+  const uint32_t gradient = hold(entry_number(g_ / 4) * Tile::kEntryBytes +
+                                 Tile::gradient_place(g_ % 4, 0, t_));
+  const uint32_t second = hold(Tile::second_pair_lane(g_, t_));
 #pragma unroll
   for (uint32_t j2 = 0; j2 < kGradientQ; ++j2) {
 #pragma unroll
@@ -94,16 +209,15 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::add_first_gradients() {
       float4 b[2];
 #pragma unroll
       for (uint32_t n = 0; n < 2; ++n) {
-        b[n] = load_vector(tile_.products + Tile::gradient_place(entry_number(g_ / 4 + 2 * n),
-                                                                 g_ % 4, j2, 4 * v + t_));
+        b[n] = load_at<float4>(tile_.products, Tile::gradient_place_at(gradient, j2, 4 * v) +
+                                                   n * 2 * kBackwardWarps * Tile::kEntryBytes);
       }
 #pragma unroll
       for (uint32_t m = 0; m < kHalves; ++m) {
         float2 a[4];  // r2 = 16 v + 4 t + i
 #pragma unroll
         for (uint32_t i = 0; i < 4; ++i) {
-          a[i] =
-              load_pair(tile_.second + Tile::second_pair(16 * m + 2 * g_, j2, 16 * v + 4 * t_ + i));
+          a[i] = load_at<float2>(tile_.second, Tile::second_pair_place(second, m, j2, v, i));
         }
         const float4 even = make_float4(a[0].x, a[0].y, a[1].x, a[1].y);
         const float4 odd = make_float4(a[2].x, a[2].y, a[3].x, a[3].y);
@@ -119,15 +233,17 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::add_first_gradients() {
   for (uint32_t n = 0; n < 2; ++n) {
     const uint32_t slot = 2 * n + t_ / 2;
     if (!has_entry(slot)) continue;
-    float* const slice = targets_.gradients[0] + int64_t{entry(slot).y} * q1_ * r1_;
+    const uint32_t j1 = t_ % 2 * 2;
+    const uint32_t r1 = 2 * g_;
+    float* const target =
+        targets_.gradients[0] + (int64_t{entry(slot).i1} * q1_ + j1) * r1_ + r1;
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
-      const uint32_t j1 = t_ % 2 * 2 + i;
-      if (!kExact && j1 >= q1_) continue;
+      if (!kExact && j1 + i >= q1_) continue;
 #pragma unroll
       for (uint32_t m = 0; m < kHalves; ++m) {
-        const uint32_t r1 = 16 * m + 2 * g_;
-        add(slice + j1 * r1_ + r1, c[m][n][i], c[m][n][i + 2], r1 < r1_, r1 + 1 < r1_);
+        add(target + i * r1_ + 16 * m, c[m][n][i], c[m][n][i + 2], kExact || r1 + 16 * m < r1_,
+            kExact || r1 + 16 * m + 1 < r1_);
       }
     }
   }
@@ -135,53 +251,53 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::add_first_gradients() {
 
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void
-TileGradients<core_t, kRank, kThreeProducts, kShape>::sum_second_gradient() {
+TileGradients<core_t, kRank, kThreeProducts, kShape>::add_second_gradient() const {
+  float sums[kOwnColumns][kHalves][4] = {};  // rows r1 = g + 16 m and + 8, columns 2 t and + 1
+  const ColumnTile columns(warp_, 0);
+  static_assert(kRank / 8 % kOwnColumns == 0, "a warp's columns have one j2");
+  uint32_t first = hold(lane_ * Tile::kVectorBytes);
+  // Element r2 = columns.r2 + g of row (j1 = t, columns.j2).
+  uint32_t gradient =
+      hold(Tile::gradient_place(t_, columns.j2, (columns.r2 + g_) / 4) + g_ % 4 * 4);
 #pragma unroll 1
   for (uint32_t number = 0; number < count_; number += kBackwardWarps) {
 #pragma unroll
-    for (uint32_t pair = 0; pair < kBackwardWarps; pair += 2) {
-      const uint32_t i = number + pair;
+    for (uint32_t pair = 0; pair < kBackwardWarps / 2; ++pair) {
       float4 a[kHalves];
 #pragma unroll
       for (uint32_t m = 0; m < kHalves; ++m) {
-        a[m] = load_vector(tile_.first + Tile::first_place(i / 2, m, lane_));
+        a[m] = load_at<float4>(tile_.first, Tile::first_place(first, pair, m));
       }
 #pragma unroll
       for (uint32_t n = 0; n < kOwnColumns; ++n) {
-        const ColumnTile columns(warp_, n);
-        const uint32_t r2 = columns.r2 + g_;
-        const uint32_t element = r2 % 4;
-        const float b0 = tile_.products[Tile::gradient_place(i, t_, columns.j2, r2 / 4) + element];
-        const float b1 =
-            tile_.products[Tile::gradient_place(i + 1, t_, columns.j2, r2 / 4) + element];
+        const uint32_t place =
+            Tile::gradient_place_of(gradient, 0, 2 * n) + 2 * pair * Tile::kEntryBytes;
+        const float b0 = load_at<float>(tile_.products, place);
+        const float b1 = load_at<float>(tile_.products, place + Tile::kEntryBytes);
 #pragma unroll
-        for (uint32_t m = 0; m < kHalves; ++m) {
-          Product::multiply_add(second_gradient_[n][m], a[m], b0, b1);
-        }
+        for (uint32_t m = 0; m < kHalves; ++m) Product::multiply_add(sums[n][m], a[m], b0, b1);
       }
     }
+    first += Tile::first_place(0, kBackwardWarps / 2, 0);
+    gradient += kBackwardWarps * Tile::kEntryBytes;
   }
-}
-
-template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
-__device__ __forceinline__ void
-TileGradients<core_t, kRank, kThreeProducts, kShape>::add_second_gradient(uint32_t i2) const {
-  float* const slice = targets_.gradients[1] + int64_t{i2} * r1_ * q2_ * r2_;
+  const uint32_t r2 = columns.r2 + 2 * t_;
+  float* const target = targets_.gradients[1] +
+                        ((int64_t{slot_.i2()} * r1_ + g_) * q2_ + columns.j2) * r2_ + r2;
 #pragma unroll
   for (uint32_t n = 0; n < kOwnColumns; ++n) {
-    const ColumnTile columns(warp_, n);
-    const uint32_t r2 = columns.r2 + 2 * t_;
 #pragma unroll
     for (uint32_t m = 0; m < kHalves; ++m) {
 #pragma unroll
       for (uint32_t half = 0; half < 2; ++half) {
-        const uint32_t r1 = g_ + 16 * m + 8 * half;
-        const bool exists = r1 < r1_ && columns.j2 < q2_;
-        add(slice + (r1 * q2_ + columns.j2) * r2_ + r2, second_gradient_[n][m][2 * half],
-            second_gradient_[n][m][2 * half + 1], exists && r2 < r2_, exists && r2 + 1 < r2_);
+        const uint32_t r1 = 16 * m + 8 * half;
+        const bool exists = kExact || (g_ + r1 < r1_ && columns.j2 < q2_);
+        add(target + r1 * q2_ * r2_ + 8 * n, sums[n][m][2 * half], sums[n][m][2 * half + 1],
+            exists && (kExact || r2 + 8 * n < r2_), exists && (kExact || r2 + 8 * n + 1 < r2_));
       }
     }
   }
+  if (targets_.touched[1] != nullptr && threadIdx.x == 0) targets_.touched[1][slot_.i2()] = 1;
 }
 
 }  // namespace flowtt::cuda

@@ -18,74 +18,172 @@ inline constexpr int kBackwardThreads = 32 * kBackwardWarps;
 inline constexpr int kBackwardBlocks = 2;
 inline constexpr int kEntriesPerWarp = 4;
 inline constexpr int kTileEntries = kBackwardWarps * kEntriesPerWarp;
+// Lookups of an entry, at most: a heavy prefix is several, of any warps. Each lane of a warp looks
+// after one of its lookups.
+inline constexpr int kEntryLookups = 32 / kEntriesPerWarp;
 
 // q1, q2 and q3, padded.
 inline constexpr int kGradientQ = 4;
 inline constexpr int kGradientColumns = 8;
 
+// What the planning launch writes and the other reads, in device memory. Lookups of the range are
+// numbered; from kCountShift on a word has how many follow each other from a number on.
+inline constexpr uint32_t kCountShift = 24;
+
+// In GradientLookup::third: the entry has no more lookups of this id.
+inline constexpr uint32_t kLastOfId = 0x80000000u;
+
+// Those of an entry follow each other, equal ids together. As large as a GroupedLookup, in whose
+// place it is written.
+struct __align__(16) GradientLookup {
+  uint32_t row;    // of grad_output
+  uint32_t third;  // i3, perhaps | kLastOfId
+  float factor;
+  uint32_t unused;
+};
+
+// A prefix, or a part of a heavy one; those of a tile follow each other.
+struct __align__(8) GradientEntry {
+  uint32_t lookups;
+  uint32_t i1;
+};
+
+struct __align__(8) GradientTile {
+  uint32_t entries;
+  uint32_t second;  // i2 | feature of the group << 16
+};
+
+struct BackwardWork {
+  GradientLookup* lookups;
+  GradientEntry* entries;
+  GradientTile* tiles;
+  uint32_t* tile_count;
+  uint32_t* taken_tiles;  // beside the first of each block
+};
+
+// The rank in its tile of the entry that is in this slot of a warp.
+__device__ __forceinline__ uint32_t entry_of_warp(uint32_t warp, uint32_t slot) {
+  return slot * kBackwardWarps + (slot % 2 == 0 ? warp : kBackwardWarps - 1 - warp);
+}
+
 // In dynamic shared memory. Vectors of four floats are what tensor cores take, one a lane: of a
 // left operand (a) a whole one, of a right operand (b) those of two products. Entry `slot` of warp
 // w is number slot * kBackwardWarps + w. kRank: both ranks, padded.
+//
+// Places are in bytes. Those of a lane are computed once for many accesses, which then differ from
+// them by constants: added, or where vectors are permuted, to keep lanes apart, combined by ^. g and
+// t are lane / 4 and lane % 4.
 template <int kRank>
 struct __align__(128) BackwardTile {
   static_assert(kRank == 16 || kRank == 32);
   static constexpr int kHalves = kRank / 16;
   static constexpr int kProductElements = kGradientQ * kGradientQ * kRank;
   static constexpr int kSecondElements = kRank * kGradientQ * kRank;
+  static constexpr uint32_t kVectorBytes = 16;
+  static constexpr uint32_t kWarpBytes = 32 * kVectorBytes;  // a vector of each lane
+  static constexpr uint32_t kEntryBytes = kProductElements * sizeof(float);
 
-  // Of each entry P = G1[i1] G2[i2] first, as operand a of the product that gives dG3, see
-  // product_place; then its gradient, [(j1, j2), r2], see gradient_place.
+  // Of each entry P = G1[i1] G2[i2] first, as operand a of the product that gives dG3; then its
+  // gradient.
   float products[kTileEntries * kProductElements];
-  // G1[i1] of pairs of entries, as operand a of the product that gives dG2, see first_place.
+  // G1[i1] of pairs of entries, as operand a of the product that gives dG2.
   float first[kTileEntries * kGradientQ * kRank];
-  // G2[i2] as operand b of the product that gives P, see SecondVector. That which gives dG1 reads
-  // it in pairs, see second_pair.
+  // G2[i2] as operand b of the product that gives P. That which gives dG1 reads it in pairs.
   float second[kSecondElements];
 
-  // Where P[(j1, j2), r2] of an entry lies: in the vector of lane 4 c + j2, r2 = c + 8 e, the
-  // elements e = 2 m and + 1 of rows j1 = 2 k and + 1 for given m and k. Neighbouring lanes hold
-  // neighbouring rows of dG3. The permutation of the vectors keeps lanes that write apart.
-  static __device__ __forceinline__ uint32_t product_place(uint32_t entry, uint32_t k, uint32_t m,
-                                                           uint32_t lane) {
-    const uint32_t vector = lane ^ (lane >> 3 & 1) << 1 ^ k;
-    return entry * kProductElements + ((k * kHalves + m) * 32 + vector) * 4;
+  // P[(j1, j2), r2] of an entry: in the vector of lane 4 c + j2, r2 = c + 8 e, the elements
+  // e = 2 m and + 1 of rows j1 = 2 k and + 1 for given m and k. Neighbouring lanes hold neighbouring
+  // rows of dG3.
+  static __device__ __forceinline__ uint32_t product_lane(uint32_t lane) {
+    return (lane ^ (lane >> 3 & 1) << 1) * kVectorBytes;
+  }
+  static __device__ __forceinline__ uint32_t product_place(uint32_t lane_place, uint32_t k,
+                                                           uint32_t m) {
+    return (k * kHalves + m) * kWarpBytes + (lane_place ^ k * kVectorBytes);
+  }
+  // The pair of elements e of row (j1, j2 = u / 2) at r2 = c + 8 e, c = u % 2 * 4 + t.
+  static __device__ __forceinline__ uint32_t product_pair_lane(uint32_t j1, uint32_t t) {
+    const uint32_t k = j1 / 2;
+    return k * kHalves * kWarpBytes + (4 * t + (t / 2 * 2 ^ k)) * kVectorBytes + j1 % 2 * 8;
+  }
+  static __device__ __forceinline__ uint32_t product_pair_place(uint32_t lane_place, uint32_t u,
+                                                                uint32_t m) {
+    return m * kWarpBytes + u % 2 * (kWarpBytes / 2) + (lane_place ^ u / 2 * kVectorBytes);
   }
 
-  // Where vector `vector` of row (j1, j2) of the gradient of an entry's P lies. Lines of 32 floats
-  // are permuted vectors, so that lanes that read or write the same vector of different rows meet
-  // in no bank.
-  static __device__ __forceinline__ uint32_t gradient_place(uint32_t entry, uint32_t j1,
-                                                            uint32_t j2, uint32_t vector) {
-    constexpr uint32_t kRowsOfLine = 32 / kRank;
-    const uint32_t line = j2 / kRowsOfLine;
-    const uint32_t permutation = 2 * line ^ (j1 & 1) << 2 ^ (j1 >> 1) << 1;
-    return ((entry * kGradientQ + j1) * (kGradientQ / kRowsOfLine) + line) * 32 +
-           4 * ((j2 % kRowsOfLine * (kRank / 4) + vector) ^ permutation);
+  // The gradient of an entry's P, [(j1, j2), r2]: vector `vector` of a row. Lines of 128 bytes are
+  // permuted vectors.
+  static constexpr uint32_t kRowsOfLine = 32 / kRank;
+  static constexpr uint32_t kLines = kGradientQ / kRowsOfLine;  // of a j1
+  static constexpr uint32_t kLineBytes = 128;
+  static __device__ __forceinline__ uint32_t gradient_place(uint32_t j1, uint32_t j2,
+                                                            uint32_t vector) {
+    return gradient_line(j1, j2) +
+           ((j2 % kRowsOfLine * (kRank / 4) + vector) ^ gradient_permutation(j1, j2)) *
+               kVectorBytes;
+  }
+  // That place differs from the one at j2 = 0 and vector % 4, and from that at j1 % 2 and vector %
+  // 2, by these.
+  static __device__ __forceinline__ uint32_t gradient_place_at(uint32_t lane_place, uint32_t j2,
+                                                               uint32_t vectors) {
+    return gradient_line(0, j2) +
+           (lane_place ^ ((j2 % kRowsOfLine * (kRank / 4) + vectors) ^ gradient_permutation(0, j2)) *
+                             kVectorBytes);
+  }
+  static __device__ __forceinline__ uint32_t gradient_place_of(uint32_t lane_place, uint32_t half,
+                                                               uint32_t vectors) {
+    return gradient_line(2 * half, 0) +
+           (lane_place ^ (vectors ^ gradient_permutation(2 * half, 0)) * kVectorBytes);
   }
 
-  // Where vector `number` of `second` lies, and elements (r1, j2, r2) and (r1 + 1, j2, r2) of
-  // G2[i2], r1 even. The permutation keeps lanes that read pairs of different r1 apart.
-  static __device__ __forceinline__ uint32_t second_place(uint32_t number) {
-    return 4 * (number ^ number / 32 % kHalves << 1);
+  // Of `second`, vector `vector` of the warp's column tile n of product u, part `half` of r1.
+  static __device__ __forceinline__ uint32_t second_place(uint32_t lane_place, uint32_t column_tile,
+                                                          uint32_t half) {
+    return (column_tile * kHalves + half) * kWarpBytes + (lane_place ^ half * 2 * kVectorBytes);
   }
-  static __device__ __forceinline__ uint32_t second_pair(uint32_t r1, uint32_t j2, uint32_t r2) {
-    constexpr uint32_t kOwn = kRank / 4;
-    const uint32_t c = r2 % 8;
-    const uint32_t e = r2 / 8;
-    const uint32_t column_tile = (j2 * 2 + c / 4) * kHalves + e / 2;
-    const uint32_t lane = 4 * (c % 4 * 2 + e % 2) + r1 / kOwn;
-    return second_place((column_tile * kHalves + r1 % kOwn / 4) * 32 + lane) + r1 % 4;
+  // Elements (r1, j2, r2) and (r1 + 1, j2, r2) of G2[i2], r1 = 16 m + 2 g, r2 = 16 v + 4 t + i.
+  static __device__ __forceinline__ uint32_t second_pair_lane(uint32_t g, uint32_t t) {
+    const uint32_t half = kHalves == 2 ? g % 4 / 2 : 0;
+    const uint32_t quarter = kHalves == 2 ? g / 4 : g / 2;
+    return (t % 2 * kHalves * kHalves + half) * kWarpBytes +
+           ((t / 2 * 4 + quarter) ^ half * 2) * kVectorBytes + g % 2 * 8;
+  }
+  static __device__ __forceinline__ uint32_t second_pair_place(uint32_t lane_place, uint32_t m,
+                                                               uint32_t j2, uint32_t v,
+                                                               uint32_t i) {
+    return (j2 * 2 * kHalves + v) * kHalves * kWarpBytes + i * 8 * kVectorBytes +
+           (lane_place ^ m * 2 * kVectorBytes);
   }
 
-  // Where elements r1 = g + 16 m and g + 16 m + 8 of row j1 lie, of entries 2 pair and then
+  // Elements r1 = g + 16 m and g + 16 m + 8 of row j1 of `first`, of entries 2 pair and then
   // 2 pair + 1: in the vector of lane 4 g + j1.
-  static __device__ __forceinline__ uint32_t first_place(uint32_t pair, uint32_t m, uint32_t lane) {
-    return ((pair * kHalves + m) * 32 + (lane ^ m << 2)) * 4;
+  static __device__ __forceinline__ uint32_t first_place(uint32_t lane_place, uint32_t pair,
+                                                         uint32_t m) {
+    return (pair * kHalves + m) * kWarpBytes + (lane_place ^ m * 4 * kVectorBytes);
+  }
+  // Element r1 = kRank / 4 * t + i of row j1 of an entry.
+  static __device__ __forceinline__ uint32_t first_element_lane(uint32_t entry, uint32_t j1,
+                                                                uint32_t t) {
+    const uint32_t r1 = kRank / 4 * t;
+    return first_place((4 * (r1 % 8) + j1) * kVectorBytes, entry / 2, r1 / 16) +
+           (entry % 2 * 2 + r1 / 8 % 2) * sizeof(float);
+  }
+  static __device__ __forceinline__ uint32_t first_element_place(uint32_t lane_place, uint32_t i) {
+    return lane_place ^ i * 4 * kVectorBytes;
+  }
+
+ private:
+  static constexpr __device__ __forceinline__ uint32_t gradient_line(uint32_t j1, uint32_t j2) {
+    return (j1 * kLines + j2 / kRowsOfLine) * kLineBytes;
+  }
+  static constexpr __device__ __forceinline__ uint32_t gradient_permutation(uint32_t j1,
+                                                                            uint32_t j2) {
+    return 2 * (j2 / kRowsOfLine) ^ (j1 & 1) << 2 ^ (j1 >> 1) << 1;
   }
 };
 
 // `second` holds, for column tiles of 8 and parts of r1, vectors of lanes 4 g + t: the column
-// (j2, r2) of G2[i2] that stands at g, with r2 = c + 8 e as in product_place, at four rows r1.
+// (j2, r2) of G2[i2] that stands at g, with r2 = c + 8 e as for products, at four rows r1.
 template <int kRank>
 struct SecondVector {
   uint32_t r1;
@@ -104,32 +202,25 @@ struct SecondVector {
   }
 };
 
-__device__ __forceinline__ float4 load_vector(const float* source) {
-  return *reinterpret_cast<const float4*>(source);
+// In shared memory, so many bytes from `base` on.
+template <typename T>
+__device__ __forceinline__ const T& load_at(const float* base, uint32_t bytes) {
+  return *reinterpret_cast<const T*>(reinterpret_cast<const char*>(base) + bytes);
 }
-
-__device__ __forceinline__ float2 load_pair(const float* source) {
-  return *reinterpret_cast<const float2*>(source);
-}
-
-__device__ __forceinline__ void store_vector(float* target, float4 vector) {
-  *reinterpret_cast<float4*>(target) = vector;
-}
-
-__device__ __forceinline__ void store_pair(float* target, float first, float second) {
-  *reinterpret_cast<float2*>(target) = make_float2(first, second);
+template <typename T>
+__device__ __forceinline__ void store_at(float* base, uint32_t bytes, const T& value) {
+  *reinterpret_cast<T*>(reinterpret_cast<char*>(base) + bytes) = value;
 }
 
 // Products of fp32 operands on tensor cores. With one product operands are rounded to TF32 where
 // they are stored or loaded; with three each is split into two such numbers.
 template <bool kThreeProducts>
 struct GradientProduct {
-  // An operand as it is kept.
+  // An operand as it is kept. The tensor core drops all bits of it but the 11 of TF32: three
+  // eighths to three quarters of what the last of these is worth are added, which makes up for that
+  // on average, in one instruction, and leaves infinities and what is not a number.
   static __device__ __forceinline__ float operand(float value) {
-    // 8193 v, rounded to 24 bits, less 8192 v: v rounded to the 11 bits of TF32. The tensor core
-    // would drop the others. Beyond 2^114, where 8193 v overflows, it is not a number.
-    if (kThreeProducts) return value;
-    return fmaf(value, -8192.0f, fmaf(value, 8192.0f, value));
+    return kThreeProducts ? value : fmaf(value, 0x1.8p-12f, value);
   }
 
   // c += a (16 x 8) @ b (8 x 8): a is {row g, row g + 8} x {element t, then element t + 4}.

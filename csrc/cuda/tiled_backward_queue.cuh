@@ -1,0 +1,69 @@
+// Which tiles a block of the backward pass works on. All blocks take them one by one from one
+// queue, and each knows its next tile and that tile's entries before it has finished its last.
+
+#pragma once
+
+#include "matrix_memory.cuh"
+#include "tiled_backward_tile.cuh"
+
+namespace flowtt::cuda {
+
+// In shared memory: a tile with its entries in the order of their ranks.
+struct TileSlot {
+  GradientTile tile;
+  GradientEntry entries[kTileEntries];
+
+  // 0: there is no tile.
+  __device__ __forceinline__ uint32_t count() const { return tile.entries >> kCountShift; }
+  __device__ __forceinline__ uint32_t i2() const { return tile.second % 65536u; }
+  __device__ __forceinline__ uint32_t feature() const { return tile.second / 65536u; }
+};
+
+// By the first warp of a block; one step after the other for each tile but the first.
+class TileQueue {
+ public:
+  __device__ __forceinline__ explicit TileQueue(const BackwardWork& work)
+      : work_(work), lane_(threadIdx.x % 32), tiles_(__ldcg(work.tile_count)) {}
+
+  // The block's first tile. A barrier must follow.
+  __device__ __forceinline__ void start(TileSlot& slot) {
+    ask();
+    find(blockIdx.x);
+    fetch(slot);
+    wait_for_copies();
+  }
+  // Starts to find out which tile is next, and asks for the number of the one after it.
+  __device__ __forceinline__ void advance() {
+    const uint32_t number = gridDim.x + __shfl_sync(kAllLanes, number_, 0);
+    ask();
+    find(number);
+  }
+  // Starts to fetch the next tile's entries. The slot has been read.
+  __device__ __forceinline__ void fetch(TileSlot& slot) {
+    if (lane_ == 0) slot.tile = tile_;
+    if (lane_ < tile_.entries >> kCountShift) {
+      const uint32_t first = tile_.entries % (1u << kCountShift);
+      copy_async_8(shared_address(&slot.entries[lane_]), work_.entries + first + lane_);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void ask() {
+    if (lane_ == 0) number_ = atomicAdd(work_.taken_tiles, 1u);
+  }
+  __device__ __forceinline__ void find(uint32_t number) {
+    tile_ = {0, 0};
+    if (number < tiles_) {
+      const uint2 words = __ldcg(reinterpret_cast<const uint2*>(work_.tiles) + number);
+      tile_ = {words.x, words.y};
+    }
+  }
+
+  const BackwardWork& work_;
+  const uint32_t lane_;
+  const uint32_t tiles_;
+  uint32_t number_ = 0;  // of the tile after the next, beside the first of each block
+  GradientTile tile_;
+};
+
+}  // namespace flowtt::cuda
