@@ -1,4 +1,4 @@
-// Instructions that move matrices and rows between memories.
+// Instructions that move matrices between memories.
 
 #pragma once
 
@@ -34,17 +34,6 @@ __device__ __forceinline__ void copy_async_4(uint32_t target, const void* source
 
 __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_all;" ::: "memory");
-}
-
-// Closes a group: the thread's copies since the last one.
-__device__ __forceinline__ void close_copies() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-// All groups of the thread have arrived but the last `kGroups`.
-template <int kGroups>
-__device__ __forceinline__ void wait_for_older_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
 }
 
 __device__ __forceinline__ void store_shared_pair(uint32_t address, uint2 value) {

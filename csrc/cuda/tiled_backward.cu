@@ -26,37 +26,40 @@ struct NoPacking {
                                               int32_t) {}
 };
 
-TiledWorkspace place_workspace(const TiledPlan& sort, WorkspaceLayout* layout) {
-  const int64_t chunks = max_chunks(sort, sort.lookups_per_range);
-  TiledWorkspace workspace{};
-  workspace.entries = layout->take<GroupedLookup>(sort.lookups_per_range);
-  workspace.bin_sums = layout->take<uint32_t>(chunks * kBinSums);
-  workspace.bin_starts = layout->take<uint32_t>(chunks * kMaxTiledBins);
-  workspace.control = layout->take<uint32_t>(kControlWords);
-  workspace.factors = layout->take<float>(sort.has_factors ? sort.lookups_per_range : 0);
+struct BackwardWorkspace {
+  TiledWorkspace sort;
+  BackwardWork work;
+};
+
+BackwardWorkspace place_workspace(const TiledPlan& sort, WorkspaceLayout* layout) {
+  const int64_t lookups = sort.lookups_per_range;
+  const int64_t chunks = max_chunks(sort, lookups);
+  BackwardWorkspace workspace{};
+  workspace.sort.entries = layout->take<GroupedLookup>(lookups);
+  workspace.sort.control = layout->take<uint32_t>(kControlWords);
+  workspace.sort.factors = layout->take<float>(sort.has_factors ? lookups : 0);
+  // What is only sorted with is dead before anything is planned.
+  const int64_t sort_words = chunks * (kBinSums + kMaxTiledBins);
+  const int64_t work_bytes =
+      lookups * static_cast<int64_t>(sizeof(GradientEntry) + sizeof(GradientTile));
+  char* const shared =
+      layout->take<char>(std::max(sort_words * static_cast<int64_t>(sizeof(uint32_t)), work_bytes));
+  workspace.sort.bin_sums = reinterpret_cast<uint32_t*>(shared);
+  workspace.sort.bin_starts = workspace.sort.bin_sums + chunks * kBinSums;
+  workspace.work.entries = reinterpret_cast<GradientEntry*>(shared);
+  workspace.work.tiles = reinterpret_cast<GradientTile*>(workspace.work.entries + lookups);
+  workspace.work.lookups = reinterpret_cast<GradientLookup*>(workspace.sort.entries);
+  static_assert(sizeof(GradientLookup) == sizeof(GroupedLookup));
+  workspace.work.tile_count = workspace.sort.control;
+  workspace.work.taken_tiles = workspace.sort.control + kControlWords / 2;  // in another line
   return workspace;
 }
 
-BackwardWork place_work(const TiledPlan& sort, const TiledWorkspace& workspace,
-                        WorkspaceLayout* layout) {
-  BackwardWork work{};
-  work.lookups = reinterpret_cast<GradientLookup*>(workspace.entries);
-  static_assert(sizeof(GradientLookup) == sizeof(GroupedLookup));
-  work.entries = layout->take<GradientEntry>(sort.lookups_per_range);
-  work.tiles = layout->take<GradientTile>(sort.lookups_per_range);
-  work.tile_count = workspace.control;
-  work.taken_tiles = workspace.control + kControlWords / 2;  // in another line
-  return work;
-}
-
-int64_t most_blocks(const TiledPlan& sort) {
-  return int64_t{kBackwardBlocks} * sort.multiprocessors;
-}
-
 cudaError_t launch_planning(const TiledLaunch& launch, const BackwardWork& work) {
-  // No granule has lookups of two features.
+  // Large ones are cut into fewer tiles that are not full; small calls are better spread. No
+  // granule has lookups of two features.
   const int64_t others = launch.plan.group.count - 1;
-  const int64_t granules = std::max<int64_t>(most_blocks(launch.plan) - others, 1);
+  const int64_t granules = std::max<int64_t>(launch.plan.multiprocessors - others, 1);
   const int32_t most = static_cast<int32_t>(
       std::clamp<int64_t>(ceil_div(launch.lookups(), granules), kMinGranule, kPlanThreads));
   return launch_kernel(tiled_backward_planning_kernel, ceil_div(launch.lookups(), most) + others,
@@ -71,7 +74,8 @@ cudaError_t launch_kernel_of(const BackwardPlan& plan, const TiledLaunch& launch
   const cudaError_t error = cudaFuncSetAttribute(
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(BackwardShared<kRank>));
   if (error != cudaSuccess) return error;
-  const int64_t blocks = std::min<int64_t>(launch.lookups(), most_blocks(plan.sort));
+  const int64_t blocks = std::min<int64_t>(
+      launch.lookups(), int64_t{kBackwardBlocks<kRank>} * plan.sort.multiprocessors);
   return launch_kernel(kernel, blocks, kBackwardThreads, sizeof(BackwardShared<kRank>),
                        plan.sort.dependent_launch, launch.stream, launch.plan.group, pass);
 }
@@ -108,10 +112,16 @@ bool is_aligned(const void* data, uintptr_t bytes) {
   return reinterpret_cast<uintptr_t>(data) % bytes == 0;
 }
 
-GradientShape find_shape(const BackwardPlan& plan, const StridedMatrix& grad_output) {
+// Rows are numbered in vectors of four floats: kExact needs 32 bits for them.
+constexpr int64_t kMaxVectors = int64_t{1} << 32;
+
+// output_rows: of grad_output.
+GradientShape find_shape(const BackwardPlan& plan, const StridedMatrix& grad_output,
+                         int64_t output_rows) {
   bool even = grad_output.type == ElementType::kFloat32 && grad_output.column_stride == 1 &&
               grad_output.row_stride % 2 == 0 && is_aligned(grad_output.data, 8);
-  bool exact = grad_output.row_stride % 4 == 0 && is_aligned(grad_output.data, 16);
+  bool exact = grad_output.row_stride % 4 == 0 && is_aligned(grad_output.data, 16) &&
+               output_rows * (grad_output.row_stride / 4) < kMaxVectors;
   for (int32_t f = 0; f < plan.group.count; ++f) {
     const TiledFeature& feature = plan.group.features[f];
     exact = exact && feature.q[0] == kGradientQ && feature.q[1] == kGradientQ &&
@@ -121,8 +131,7 @@ GradientShape find_shape(const BackwardPlan& plan, const StridedMatrix& grad_out
            feature.output_column % 2 == 0;
     for (int k = 0; k < 3; ++k) {
       exact = exact && is_aligned(feature.cores[k], 16);
-      even = even && is_aligned(feature.cores[k], 8) &&
-             is_aligned(plan.targets[f].gradients[k], 8);
+      even = even && is_aligned(feature.cores[k], 8) && is_aligned(plan.targets[f].gradients[k], 8);
     }
   }
   return !even ? GradientShape::kAny : exact ? GradientShape::kExact : GradientShape::kEven;
@@ -155,7 +164,8 @@ cudaError_t plan_tiled_backward(const BagBatch& batch, const StridedMatrix& grad
   if (error != cudaSuccess) return error;
   error = read_attribute(cudaDevAttrMultiProcessorCount, &sort.multiprocessors);
   if (error != cudaSuccess) return error;
-  plan->shape = find_shape(*plan, grad_output);
+  plan->shape = find_shape(*plan, grad_output,
+                           batch.pooling_mode == PoolingMode::kNone ? batch.nnz : batch.batch_size);
   sort.bins = 0;
   for (int32_t f = 0; f < plan->group.count; ++f) {
     sort.bins = std::max(sort.bins, set_sort_order(kMaxTiledBins, &plan->group.features[f]));
@@ -168,7 +178,7 @@ cudaError_t plan_tiled_backward(const BagBatch& batch, const StridedMatrix& grad
   sort.has_factors =
       batch.per_sample_weights != nullptr || batch.pooling_mode == PoolingMode::kMean;
   WorkspaceLayout layout(nullptr);
-  place_work(sort, place_workspace(sort, &layout), &layout);
+  place_workspace(sort, &layout);
   plan->workspace_bytes = static_cast<size_t>(layout.bytes());
   return cudaSuccess;
 }
@@ -178,8 +188,8 @@ cudaError_t launch_tiled_backward(const BackwardPlan& plan, const BagBatch& batc
                                   cudaStream_t stream) {
   const TiledPlan& sort = plan.sort;
   WorkspaceLayout layout(workspace);
-  const TiledWorkspace pieces = place_workspace(sort, &layout);
-  BackwardPass pass{grad_output, place_work(sort, pieces, &layout), {}};
+  const BackwardWorkspace pieces = place_workspace(sort, &layout);
+  BackwardPass pass{grad_output, pieces.work, {}};
   TiledRange range{};
   range.chunk_shift = sort.chunk_shift;
   range.bins = sort.bins;
@@ -190,7 +200,8 @@ cudaError_t launch_tiled_backward(const BackwardPlan& plan, const BagBatch& batc
   for (int64_t lookup = 0; lookup < batch.nnz; lookup = range.end_lookup) {
     range.first_lookup = lookup;
     range.end_lookup = std::min(batch.nnz, lookup + sort.lookups_per_range);
-    const TiledLaunch launch{sort, batch, range, pieces, no_output, false, false, false, stream};
+    const TiledLaunch launch{sort,  batch, range, pieces.sort, no_output,
+                             false, false, false, stream};
     cudaError_t error = launch_prepare<NoPacking>(
         launch, {static_cast<uint4*>(plan.cleared.data),
                  lookup == 0 ? plan.cleared.bytes / static_cast<int64_t>(sizeof(uint4)) : 0});

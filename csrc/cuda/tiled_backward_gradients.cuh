@@ -5,9 +5,9 @@
 
 #include <type_traits>
 
+#include "float_types.cuh"
 #include "tiled_backward.h"
 #include "tiled_backward_queue.cuh"
-#include "tiled_backward_rows.cuh"
 
 namespace flowtt::cuda {
 
@@ -15,7 +15,6 @@ namespace flowtt::cuda {
 template <int kRank>
 struct BackwardShared {
   BackwardTile<kRank> tile;
-  GradientRing rings[kBackwardWarps];
   TileSlot slots[2];  // the tile that is worked on, and the next
 };
 
@@ -45,19 +44,24 @@ class TileGradients {
   static constexpr uint32_t kOwnSecond = Tile::kSecondElements / 4 / kBackwardThreads;
   static_assert(kOwnSecond > 0);
 
+  // Elements of G1 of the warp's entries: rows g and g + 8 of 16 rows (slot, j1), from
+  // r1 = kRank / 4 * t on.
+  static constexpr uint32_t kOwnFirst = kRank / 4;
+  struct FirstRows {
+    float rows[2][kOwnFirst];
+  };
+
   // What a thread loads for a tile before the last one is finished.
   struct Ahead {
     float4 second[kOwnSecond];
     // The lane's lookup: of the warp's lookups, entry after entry.
-    uint32_t row;    // GradientRows::name
-    uint32_t third;  // as in GradientLookup, and kLastOfEntry and the entry's slot, or kNoLookup
-    float factor;
+    GradientLookup lookup;
+    uint32_t flags;  // 0: there is none
   };
 
   __device__ __forceinline__ TileGradients(BackwardShared<kRank>& shared, const TileSlot& slot,
                                            const TiledFeature& feature,
-                                           const GradientTargets& targets,
-                                           const BackwardPass& pass)
+                                           const GradientTargets& targets, const BackwardPass& pass)
       : tile_(shared.tile),
         slot_(slot),
         targets_(targets),
@@ -73,8 +77,8 @@ class TileGradients {
         q1_(kExact ? kGradientQ : feature.q[0]),
         q2_(kExact ? kGradientQ : feature.q[1]),
         q3_(kExact ? kExactColumns : feature.q[2]),
-        ring_(shared.rings[warp_]),
-        rows_(ring_, pass.grad_output, feature.output_column, q1_, q2_, q3_),
+        grad_(pass.grad_output),
+        column_(feature.output_column),
         count_(slot.count()) {}
 
   // Starts to load what the tile needs.
@@ -84,51 +88,57 @@ class TileGradients {
   // follow.
   __device__ __forceinline__ void store_second(const Ahead& ahead) const;
 
-  // P of the warp's entries, 16 rows (slot, j1); those that are not there become zeros. Meanwhile
-  // the rows of the warp's first lookups are fetched.
-  __device__ __forceinline__ void compute_products(const Ahead& ahead);
+  // Starts to load G1 of the warp's entries.
+  __device__ __forceinline__ FirstRows load_first() const;
+
+  // P of the warp's entries, 16 rows (slot, j1); those that are not there become zeros.
+  __device__ __forceinline__ void compute_products(const FirstRows& first) const;
+
+  // Starts to load what the warp's first lookups need.
+  __device__ __forceinline__ void start_lookups(const Ahead& ahead);
 
   // dG3 of the lookups of the warp's entries, and dP in the place of P.
-  __device__ __forceinline__ void work_on_lookups(const Ahead& ahead);
+  __device__ __forceinline__ void work_on_lookups();
 
   // dG1 of the warp's entries, transposed: columns are 16 rows (slot, j1).
   __device__ __forceinline__ void add_first_gradients() const;
 
   // The warp's columns of dG2, over all entries.
-  __device__ __forceinline__ void add_second_gradient() const;
+  struct SecondSums {
+    float columns[kOwnColumns][kHalves][4];  // rows r1 = g + 16 m and + 8, columns 2 t and + 1
+  };
+  __device__ __forceinline__ SecondSums sum_second_gradient() const;
+  __device__ __forceinline__ void add_second_gradient(const SecondSums& sums) const;
 
  private:
-  static constexpr uint32_t kNoLookup = 0;
+  // Beside those of GradientLookup::third.
   static constexpr uint32_t kIsLookup = 0x08000000u;
   static constexpr uint32_t kLastOfEntry = 0x40000000u;
+  // Rows that are on their way while one is worked on.
+  static constexpr uint32_t kRowsAhead = 4;
   static constexpr uint32_t kSlotShift = 28;
-
-  // Elements of G1 of the warp's entries: rows g and g + 8 of 16 rows (slot, j1), from
-  // r1 = kRank / 4 * t on.
-  static constexpr uint32_t kOwnFirst = kRank / 4;
-  struct FirstRows {
-    float rows[2][kOwnFirst];
-  };
-  // Until the rows of gradients take it, the warp's ring has the slices of its entries, one place
-  // each.
-  static constexpr uint32_t kFirstBytes = kGradientQ * kRank * sizeof(core_t);
-  static constexpr uint32_t kFirstPlace = sizeof(GradientRing) / kEntriesPerWarp;
-  static_assert(kFirstBytes <= kFirstPlace);
-  __device__ __forceinline__ void fetch_first() const;
-  __device__ __forceinline__ FirstRows read_first() const;
-
-  // Starts to fetch the rows of the warp's first lookups.
-  __device__ __forceinline__ void start_rows(const Ahead& ahead);
 
   struct ThirdSlice {
     float2 rows[kRank / 8];  // r2 = 8 n + g at columns 2 t and 2 t + 1
+  };
+
+  // A lane's share of a row of grad_output, see column_of_lane.
+  static constexpr uint32_t kOwnColumnsOfRow =
+      kExact ? kGradientQ * kGradientQ * kExactColumns / 32 : 4;
+  struct LaneRow {
+    float columns[kOwnColumnsOfRow];
+  };
+  // The elements of a row, [(j1, j2), j3], that a lane needs as operands.
+  struct RowGradient {
+    float b[4];  // rows (j1, j2) = (i, t), column g
+    float4 a;    // rows (j1, j2) = g and g + 8 at column 2 t, then the same at 2 t + 1
   };
 
   // Sums over the lookups of an entry.
   struct EntrySums {
     float4 p[kHalves][2];    // operands of dG3: [r2 from 16 m on][rows j1 = 2 k and + 1]
     float dp[kRank / 8][4];  // the entry's dP: rows g and g + 8, columns r2 = 8 n + 2 t and + 1
-    RowGradient row;         // of one id
+    LaneRow row;             // over the lookups of one id
   };
 
   // Of dG2, those columns of a warp.
@@ -169,12 +179,21 @@ class TileGradients {
 
   __device__ __forceinline__ uint32_t third_elements() const { return r2_ * q3_; }
 
-  // own: the lane's first element of slice 0.
-  __device__ __forceinline__ ThirdSlice load_third(const core_t* own, uint32_t i3) const;
+  // The column that is element i of the lane's share. Whole vectors where rows are vectors.
+  __device__ __forceinline__ uint32_t column_of_lane(uint32_t i) const {
+    if (kExact) return kOwnColumnsOfRow * lane_ + i;
+    return kPairs ? i / 2 * 64 + 2 * lane_ + i % 2 : 32 * i + lane_;
+  }
+  __device__ __forceinline__ LaneRow load_row(uint32_t row) const;
+
+  // Hands the lanes' shares around.
+  __device__ __forceinline__ RowGradient exchange(const LaneRow& row) const;
+
+  // Of the next id.
+  __device__ __forceinline__ void load_next_third();
 
   // target: the lane's first element of dG3[i3].
-  __device__ __forceinline__ void add_id(EntrySums& sums, float* target,
-                                         const ThirdSlice& third) const;
+  __device__ __forceinline__ void add_id(EntrySums& sums, float* target) const;
 
   __device__ __forceinline__ void add_third_gradient(float* target, const float4 (&p)[kHalves][2],
                                                      const float (&b)[4]) const;
@@ -198,9 +217,23 @@ class TileGradients {
   const uint32_t q1_;
   const uint32_t q2_;
   const uint32_t q3_;
-  GradientRing& ring_;
-  GradientRows<kShape, kRank> rows_;
+  const StridedMatrix& grad_;
+  const int64_t column_;
   const uint32_t count_;  // of entries
+  // The lane's lookup.
+  struct LaneLookup {
+    uint32_t row;    // kExact: vectors of four floats from the first row to it
+    uint32_t third;  // as in GradientLookup, and the entry's slot and flags
+    float factor;
+  };
+  LaneLookup own_;
+  uint32_t lookups_;          // of the warp
+  uint32_t ids_;              // of the warp's ids ahead, a bit for the last lookup of each
+  LaneRow rows_[kRowsAhead];  // of the next lookups, used in turn
+  ThirdSlice slice_;          // of the next id
+  // The lane's first elements of row 0 and of slice 0.
+  const float* lane_row_;
+  const core_t* lane_third_;
 };
 
 }  // namespace flowtt::cuda

@@ -12,7 +12,7 @@
 namespace flowtt::cuda {
 
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
-__global__ void __launch_bounds__(kBackwardThreads, kBackwardBlocks)
+__global__ void __launch_bounds__(kBackwardThreads, kBackwardBlocks<kRank>)
     tiled_backward_kernel(const __grid_constant__ TiledGroup group,
                           const __grid_constant__ BackwardPass pass) {
   using Gradients = TileGradients<core_t, kRank, kThreeProducts, kShape>;
@@ -30,27 +30,37 @@ __global__ void __launch_bounds__(kBackwardThreads, kBackwardBlocks)
   __syncthreads();
   if (shared.slots[0].count() == 0) return;
   typename Gradients::Ahead ahead;
-  gradients_of(shared.slots[0]).load_ahead(ahead, pass.work);
-  gradients_of(shared.slots[0]).store_second(ahead);
+  typename Gradients::FirstRows first;
+  {
+    const Gradients tile = gradients_of(shared.slots[0]);
+    tile.load_ahead(ahead, pass.work);
+    first = tile.load_first();
+    tile.store_second(ahead);
+  }
 #pragma unroll 1
   for (uint32_t number = 0;; number ^= 1) {
     Gradients tile = gradients_of(shared.slots[number]);
     TileSlot& next = shared.slots[number ^ 1];
+    tile.start_lookups(ahead);
     if (leads) queue.advance();
     // The last tile has been read, and this one's slice of core 2 is there.
     __syncthreads();
-    tile.compute_products(ahead);
+    tile.compute_products(first);
     if (leads) queue.fetch(next);
     __syncwarp();
-    tile.work_on_lookups(ahead);
+    tile.work_on_lookups();
     __syncwarp();
     tile.add_first_gradients();
     wait_for_copies();
     __syncthreads();
-    const bool has_next = next.count() != 0;
-    if (has_next) gradients_of(next).load_ahead(ahead, pass.work);
-    tile.add_second_gradient();
-    if (!has_next) return;
+    if (next.count() == 0) {
+      tile.add_second_gradient(tile.sum_second_gradient());
+      return;
+    }
+    gradients_of(next).load_ahead(ahead, pass.work);
+    const auto sums = tile.sum_second_gradient();
+    first = gradients_of(next).load_first();
+    tile.add_second_gradient(sums);
     gradients_of(next).store_second(ahead);
   }
 }

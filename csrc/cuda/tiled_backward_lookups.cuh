@@ -8,64 +8,181 @@
 namespace flowtt::cuda {
 
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
-__device__ __forceinline__ typename TileGradients<core_t, kRank, kThreeProducts, kShape>::ThirdSlice
-TileGradients<core_t, kRank, kThreeProducts, kShape>::load_third(const core_t* own,
-                                                                 uint32_t i3) const {
-  ThirdSlice slice;
-  const core_t* const source = own + uint64_t{i3} * third_elements();
+__device__ __forceinline__ typename TileGradients<core_t, kRank, kThreeProducts, kShape>::LaneRow
+TileGradients<core_t, kRank, kThreeProducts, kShape>::load_row(uint32_t row) const {
+  LaneRow share;
+  if constexpr (kExact) {
+    uint32_t words[kOwnColumnsOfRow];
+    load_words(words, lane_row_ + uint64_t{row} * 4);
 #pragma unroll
-  for (uint32_t n = 0; n < kRank / 8; ++n) {
-    const bool is_there = (kExact || 8 * n + g_ < r2_) && (kFullColumns || 2 * t_ < q3_);
-    slice.rows[n] = make_float2(0.0f, 0.0f);
-    if constexpr (kPairs && std::is_same_v<core_t, float>) {
-      if (is_there) {
-        slice.rows[n] = __ldg(reinterpret_cast<const float2*>(source + 8 * n * q3_));
+    for (uint32_t i = 0; i < kOwnColumnsOfRow; ++i) share.columns[i] = __uint_as_float(words[i]);
+  } else {
+    const uint32_t columns = q1_ * q2_ * q3_;
+    const int64_t first = row * grad_.row_stride;
+#pragma unroll
+    for (uint32_t i = 0; i < kOwnColumnsOfRow; i += kPairs ? 2 : 1) {
+      const uint32_t column = column_of_lane(i);
+      if constexpr (kPairs) {
+        const float2 pair = column < columns
+                                ? __ldg(reinterpret_cast<const float2*>(lane_row_ + first + 32 * i))
+                                : make_float2(0.0f, 0.0f);
+        share.columns[i] = pair.x;
+        share.columns[i + 1] = pair.y;
+      } else {
+        share.columns[i] =
+            column < columns ? load_element<float>(grad_.data, grad_.type,
+                                                   first + (column_ + column) * grad_.column_stride)
+                             : 0.0f;
       }
-    } else {
-      if (is_there) slice.rows[n].x = load(source + 8 * n * q3_);
-      if (is_there && 2 * t_ + 1 < q3_) slice.rows[n].y = load(source + 8 * n * q3_ + 1);
     }
   }
-  return slice;
+  return share;
 }
 
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
-__device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kShape>::start_rows(
-    const Ahead& ahead) {
-  rows_.start();
+__device__ __forceinline__
+    typename TileGradients<core_t, kRank, kThreeProducts, kShape>::RowGradient
+    TileGradients<core_t, kRank, kThreeProducts, kShape>::exchange(const LaneRow& own) const {
+  float* const row = tile_.rows[warp_];
+  if constexpr (kExact) {
+    struct alignas(4 * kOwnColumnsOfRow) Vector {
+      float columns[kOwnColumnsOfRow];
+    };
+    Vector v;
 #pragma unroll
-  for (uint32_t i = 0; i < kRingRows; ++i) {
-    const bool exists = __shfl_sync(kAllLanes, ahead.third, i) != kNoLookup;
-    rows_.fetch(__shfl_sync(kAllLanes, ahead.row, i), exists);
-    rows_.next();
+    for (uint32_t i = 0; i < kOwnColumnsOfRow; ++i) v.columns[i] = own.columns[i];
+    reinterpret_cast<Vector*>(row)[lane_] = v;
+  } else {
+    const uint32_t columns = q1_ * q2_ * q3_;
+#pragma unroll
+    for (uint32_t i = 0; i < kOwnColumnsOfRow; ++i) {
+      const uint32_t column = column_of_lane(i);
+      if (column < columns) row[column] = own.columns[i];
+    }
   }
+  __syncwarp();
+  RowGradient gradient;
+  const uint32_t row_of_j1 = q2_ * q3_;
+#pragma unroll
+  for (uint32_t i = 0; i < 4; ++i) {
+    const bool is_there = kExact ? kFullColumns || g_ < q3_ : i < q1_ && t_ < q2_ && g_ < q3_;
+    gradient.b[i] = is_there ? row[i * row_of_j1 + t_ * q3_ + g_] : 0.0f;
+  }
+  float2 pairs[2];
+#pragma unroll
+  for (uint32_t half = 0; half < 2; ++half) {
+    const uint32_t j1 = g_ / 4 + 2 * half;
+    const float* const pair = row + j1 * row_of_j1 + g_ % 4 * q3_ + 2 * t_;
+    const bool is_there =
+        kExact ? kFullColumns || 2 * t_ < q3_ : j1 < q1_ && g_ % 4 < q2_ && 2 * t_ < q3_;
+    if constexpr (kPairs) {
+      pairs[half] = is_there ? load_at<float2>(pair, 0) : make_float2(0.0f, 0.0f);
+    } else {
+      pairs[half] =
+          make_float2(is_there ? pair[0] : 0.0f, is_there && 2 * t_ + 1 < q3_ ? pair[1] : 0.0f);
+    }
+  }
+  gradient.a = make_float4(pairs[0].x, pairs[1].x, pairs[0].y, pairs[1].y);
+  __syncwarp();
+  return gradient;
 }
 
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void
-TileGradients<core_t, kRank, kThreeProducts, kShape>::work_on_lookups(const Ahead& ahead) {
-  const uint32_t lookups = hold(__popc(__ballot_sync(kAllLanes, ahead.third != kNoLookup)));
-  if (lookups == 0) return;
-  if (targets_.touched[2] != nullptr && ahead.third != kNoLookup) {
-    targets_.touched[2][ahead.third % 65536u] = 1;
+TileGradients<core_t, kRank, kThreeProducts, kShape>::load_next_third() {
+  // After the last id, any slice.
+  const uint32_t last_lookup = __ffs(static_cast<int>(ids_)) - 1;
+  const uint32_t i3 = __shfl_sync(kAllLanes, own_.third, last_lookup % 32) % 65536u;
+  ids_ &= ids_ - 1;
+  const core_t* const source = lane_third_ + uint64_t{i3} * third_elements();
+#pragma unroll
+  for (uint32_t n = 0; n < kRank / 8; ++n) {
+    const bool is_there = (kExact || 8 * n + g_ < r2_) && (kFullColumns || 2 * t_ < q3_);
+    slice_.rows[n] = make_float2(0.0f, 0.0f);
+    if constexpr (kPairs && std::is_same_v<core_t, float>) {
+      if (is_there) {
+        slice_.rows[n] = __ldg(reinterpret_cast<const float2*>(source + 8 * n * q3_));
+      }
+    } else {
+      if (is_there) slice_.rows[n].x = load(source + 8 * n * q3_);
+      if (is_there && (kExact || 2 * t_ + 1 < q3_)) {
+        slice_.rows[n].y = load(source + 8 * n * q3_ + 1);
+      }
+    }
   }
-  const uint32_t lane_element = g_ * q3_ + 2 * t_;
-  const core_t* const third_of_lane = reinterpret_cast<const core_t*>(
-      hold(reinterpret_cast<uint64_t>(third_ + lane_element)));
+}
+
+template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
+__device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kShape>::start_lookups(
+    const Ahead& ahead) {
+  own_.row =
+      kExact ? ahead.lookup.row * static_cast<uint32_t>(grad_.row_stride / 4) : ahead.lookup.row;
+  own_.third = ahead.lookup.third | ahead.flags;
+  own_.factor = ahead.lookup.factor;
+  lookups_ = hold(__popc(__ballot_sync(kAllLanes, ahead.flags != 0)));
+  ids_ = __ballot_sync(kAllLanes, (own_.third & kLastOfId) != 0);
+  const auto of_lane = [&](auto* first, uint32_t elements) {
+    return reinterpret_cast<decltype(first)>(hold(reinterpret_cast<uint64_t>(first + elements)));
+  };
+  lane_third_ = of_lane(third_, g_ * q3_ + 2 * t_);
+  if constexpr (kPairs) {
+    lane_row_ = of_lane(static_cast<const float*>(grad_.data) + column_, column_of_lane(0));
+  }
+#pragma unroll
+  for (uint32_t i = 0; i < kRowsAhead; ++i) {
+    const uint32_t row = __shfl_sync(kAllLanes, own_.row, i);
+    if (i < lookups_) rows_[i] = load_row(row);
+  }
+  load_next_third();
+}
+
+template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
+__device__ __forceinline__ void
+TileGradients<core_t, kRank, kThreeProducts, kShape>::work_on_lookups() {
+  if (lookups_ == 0) return;
+  if (targets_.touched[2] != nullptr && lane_ < lookups_) {
+    targets_.touched[2][own_.third % 65536u] = 1;
+  }
   float* const target_of_lane = reinterpret_cast<float*>(
-      hold(reinterpret_cast<uint64_t>(targets_.gradients[2] + lane_element)));
+      hold(reinterpret_cast<uint64_t>(targets_.gradients[2] + (g_ * q3_ + 2 * t_))));
   const uint32_t products = hold(Tile::product_lane(lane_));
   const uint32_t gradients =
       hold(Tile::gradient_place(g_ / 4, g_ % 4, t_ / 2) + t_ % 2 * static_cast<uint32_t>(8));
   EntrySums sums;
-  sums.row = {};
   uint32_t number = hold(0u);
-  uint32_t lookup = __shfl_sync(kAllLanes, ahead.third, number);
-  ThirdSlice third = load_third(third_of_lane, lookup % 65536u);
   bool starts_entry = true;
+  sums.row = {};
 #pragma unroll 1
-  while (true) {
-    const uint32_t entry = entry_number(lookup >> kSlotShift & 3) * Tile::kEntryBytes;
+  do {
+    const uint32_t own = __shfl_sync(kAllLanes, own_.third, number);
+    const float factor = __shfl_sync(kAllLanes, own_.factor, number);
+    const uint32_t row_ahead = __shfl_sync(kAllLanes, own_.row, number + kRowsAhead);
+    const bool has_ahead = number + kRowsAhead < lookups_;
+    const auto take = [&](LaneRow& row) {
+#pragma unroll
+      for (uint32_t i = 0; i < kOwnColumnsOfRow; ++i) {
+        sums.row.columns[i] += factor * row.columns[i];
+      }
+      if (has_ahead) row = load_row(row_ahead);
+    };
+    // Branches: to choose between registers is to wait for all of them.
+    static_assert(kRowsAhead == 4);
+    switch (number % kRowsAhead) {
+      case 0:
+        take(rows_[0]);
+        break;
+      case 1:
+        take(rows_[1]);
+        break;
+      case 2:
+        take(rows_[2]);
+        break;
+      default:
+        take(rows_[3]);
+    }
+    ++number;
+    if ((own & kLastOfId) == 0) continue;
+    const uint32_t entry = entry_number(own >> kSlotShift & 3) * Tile::kEntryBytes;
     if (starts_entry) {
 #pragma unroll
       for (uint32_t k = 0; k < 2; ++k) {
@@ -81,47 +198,28 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::work_on_lookups(const Ahea
         for (int i = 0; i < 4; ++i) sums.dp[n][i] = 0.0f;
       }
     }
-    const RowGradient gradient = rows_.read();
-    const uint32_t ahead_row = __shfl_sync(kAllLanes, ahead.row, number + kRingRows);
-    rows_.fetch(ahead_row, number + kRingRows < lookups);
-    rows_.next();
-    const float factor = __shfl_sync(kAllLanes, ahead.factor, number);
-    RowGradient& row = sums.row;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) row.b[i] += factor * gradient.b[i];
-    row.a.x += factor * gradient.a.x;
-    row.a.y += factor * gradient.a.y;
-    row.a.z += factor * gradient.a.z;
-    row.a.w += factor * gradient.a.w;
-    const uint32_t own = lookup;
-    const bool is_last = ++number == lookups;
-    // After the warp's last lookup, any slice.
-    lookup = __shfl_sync(kAllLanes, ahead.third, number);
-    if ((own & kLastOfId) != 0) {
-      add_id(sums, target_of_lane + uint64_t{own % 65536u} * third_elements(), third);
-      third = load_third(third_of_lane, lookup % 65536u);
-    }
+    add_id(sums, target_of_lane + uint64_t{own % 65536u} * third_elements());
+    load_next_third();
     starts_entry = (own & kLastOfEntry) != 0;
     if (starts_entry) store_product_gradient(entry, gradients, sums.dp);
-    if (is_last) break;
-  }
+  } while (number < lookups_);
 }
 
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kShape>::add_id(
-    EntrySums& sums, float* target, const ThirdSlice& third) const {
-  RowGradient& row = sums.row;
+    EntrySums& sums, float* target) const {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) row.b[i] = Product::operand(row.b[i]);
-  row.a = make_float4(Product::operand(row.a.x), Product::operand(row.a.y),
-                      Product::operand(row.a.z), Product::operand(row.a.w));
+  for (uint32_t i = 0; i < kOwnColumnsOfRow; ++i) {
+    sums.row.columns[i] = Product::operand(sums.row.columns[i]);
+  }
+  const RowGradient row = exchange(sums.row);
+  sums.row = {};
   add_third_gradient(target, sums.p, row.b);
 #pragma unroll
   for (uint32_t n = 0; n < kRank / 8; ++n) {
-    Product::multiply_add(sums.dp[n], row.a, Product::operand(third.rows[n].x),
-                          Product::operand(third.rows[n].y));
+    Product::multiply_add(sums.dp[n], row.a, Product::operand(slice_.rows[n].x),
+                          Product::operand(slice_.rows[n].y));
   }
-  row = {};
 }
 
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
@@ -137,8 +235,8 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::add_third_gradient(
     for (uint32_t half = 0; half < 2; ++half) {
       const uint32_t r2 = 16 * m + 8 * half;
       const bool exists = kExact || r2 + g_ < r2_;
-      add(target + r2 * q3_, c[2 * half], c[2 * half + 1],
-          exists && (kFullColumns || 2 * t_ < q3_), exists && (kFullColumns || 2 * t_ + 1 < q3_));
+      add(target + r2 * q3_, c[2 * half], c[2 * half + 1], exists && (kFullColumns || 2 * t_ < q3_),
+          exists && (kFullColumns || 2 * t_ + 1 < q3_));
     }
   }
 }
@@ -151,9 +249,9 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::store_product_gradient(
   for (uint32_t half = 0; half < 2; ++half) {
 #pragma unroll
     for (uint32_t n = 0; n < kRank / 8; ++n) {
-      store_at(tile_.products, entry_place + Tile::gradient_place_of(lane_place, half, 2 * n),
-               make_float2(Product::operand(dp[n][2 * half]),
-                           Product::operand(dp[n][2 * half + 1])));
+      store_at(
+          tile_.products, entry_place + Tile::gradient_place_of(lane_place, half, 2 * n),
+          make_float2(Product::operand(dp[n][2 * half]), Product::operand(dp[n][2 * half + 1])));
     }
   }
 }

@@ -36,8 +36,7 @@ struct BlockBits {
   __device__ __forceinline__ uint32_t last_up_to_own() const {
     const uint32_t lane = threadIdx.x % 32;
     const uint32_t warp = threadIdx.x / 32;
-    const uint32_t nonzero =
-        __ballot_sync(kAllLanes, lane < warp && words[lane % kPlanWarps] != 0);
+    const uint32_t nonzero = __ballot_sync(kAllLanes, lane < warp && words[lane % kPlanWarps] != 0);
     const uint32_t own = words[warp] & 0xffffffffu >> (31 - lane);
     if (own != 0) return 32 * warp + 31 - __clz(own);
     const uint32_t word = 31 - __clz(nonzero | 1);
@@ -58,10 +57,11 @@ struct GradientPlanScratch {
   uint16_t tile_entries[kPlanThreads];
   GradientEntry entries[kPlanThreads];
   uint32_t entry_i2[kPlanThreads];
-  BlockBits prefixes;  // lookups that start a run of one prefix,
-  BlockBits starts;    // an entry,
-  BlockBits seconds;   // entries that start a run of one i2,
-  BlockBits tiles;     // a tile
+  uint16_t entry_cost[kPlanThreads];
+  BlockBits prefixes;   // lookups that start a run of one prefix,
+  BlockBits starts;     // an entry,
+  BlockBits seconds;    // entries that start a run of one i2,
+  BlockBits tiles;      // a tile
   uint32_t first_tile;  // of the granule
 };
 
@@ -96,12 +96,15 @@ __device__ __forceinline__ int32_t plan_entries(const BackwardWork& work,
     const uint32_t end = first + (scratch.entries[entry].lookups >> kCountShift);
     const uint32_t leader = scratch.leaders[i];
     uint32_t place = first;
+    uint32_t ids = 0;
     bool is_last = true;
     for (uint32_t other = first; other < end; ++other) {
       const uint32_t of_other = scratch.leaders[other];
+      ids += of_other == other;
       place += of_other < leader || (of_other == leader && other < i);
       is_last &= of_other != leader || other <= i;
     }
+    if (i == first) scratch.entry_cost[entry] = static_cast<uint16_t>(2 * ids + end - first);
     work.lookups[granule + place] = {own.row, own.outer >> 16 | (is_last ? kLastOfId : 0),
                                      own.factor, 0};
   }
@@ -109,7 +112,8 @@ __device__ __forceinline__ int32_t plan_entries(const BackwardWork& work,
 }
 
 // Cuts the entries into tiles of one i2, and gives each its rank: the warps deal them out from the
-// largest to the smallest, forth and back (entry_of_warp). As plan_entries; feature: of the group.
+// costliest to the cheapest, forth and back (entry_of_warp). As plan_entries; feature: of the
+// group.
 __device__ __forceinline__ void plan_tiles(const BackwardWork& work, GradientPlanScratch& scratch,
                                            uint32_t feature, int32_t granule, int32_t entries) {
   const uint32_t i = threadIdx.x;
@@ -132,11 +136,11 @@ __device__ __forceinline__ void plan_tiles(const BackwardWork& work, GradientPla
   if (!exists) return;
   const GradientEntry own = scratch.entries[i];
   const uint32_t count = scratch.tile_entries[tile];
-  const uint32_t own_lookups = own.lookups >> kCountShift;
+  const uint32_t own_cost = scratch.entry_cost[i];
   uint32_t rank = 0;
   for (uint32_t other = first; other < first + count; ++other) {
-    const uint32_t lookups = scratch.entries[other].lookups >> kCountShift;
-    rank += lookups > own_lookups || (lookups == own_lookups && other < i);
+    const uint32_t cost = scratch.entry_cost[other];
+    rank += cost > own_cost || (cost == own_cost && other < i);
   }
   work.entries[granule + first + rank] = {own.lookups + granule, own.i1};
   if (i == first) {

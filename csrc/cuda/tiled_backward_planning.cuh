@@ -17,7 +17,7 @@ struct PlanningShared {
 };
 
 // granule: lookups of one, at most. A block plans one of them.
-__global__ void __launch_bounds__(kPlanThreads, 2)
+__global__ void __launch_bounds__(kPlanThreads, 4)
     tiled_backward_planning_kernel(const __grid_constant__ TiledGroup group,
                                    const __grid_constant__ BagBatch batch,
                                    const __grid_constant__ TiledRange range,

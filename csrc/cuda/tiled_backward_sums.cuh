@@ -12,7 +12,7 @@ __device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kSh
     Ahead& ahead, const BackwardWork& work) const {
   uint32_t before = 0;  // lookups of the warp's entries before
   uint32_t lookup = ~0u;
-  uint32_t third = 0;
+  ahead.flags = 0;
 #pragma unroll
   for (uint32_t slot = 0; slot < kEntriesPerWarp; ++slot) {
     if (!has_entry(slot)) break;
@@ -20,107 +20,73 @@ __device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kSh
     const uint32_t count = lookups >> kCountShift;
     if (lane_ - before < count) {
       lookup = lookups % (1u << kCountShift) + lane_ - before;
-      third = slot << kSlotShift | (lane_ - before + 1 == count ? kLastOfEntry : 0);
+      ahead.flags =
+          kIsLookup | slot << kSlotShift | (lane_ - before + 1 == count ? kLastOfEntry : 0);
     }
     before += count;
   }
-  ahead.row = 0;
-  ahead.third = kNoLookup;
-  ahead.factor = 0.0f;
+  ahead.lookup = {};
   if (lookup != ~0u) {
     const uint4 words = __ldcg(reinterpret_cast<const uint4*>(work.lookups) + lookup);
-    ahead.row = rows_.name(words.x);
-    ahead.third = words.y | third | kIsLookup;
-    ahead.factor = __uint_as_float(words.z);
+    ahead.lookup = {words.x, words.y, __uint_as_float(words.z), 0};
   }
-  fetch_first();
   const SecondVector<kRank> v(threadIdx.x);
-  static_assert(kOwnSecond == 1 || kOwnSecond == kGradientQ);
   const core_t* const second =
       second_ + ((int64_t{slot_.i2()} * r1_ + v.r1) * q2_ + v.j2) * r2_ + v.r2;
 #pragma unroll
-  for (uint32_t j2 = 0; j2 < kOwnSecond; ++j2) {
-    const bool is_there = kExact || (v.j2 + j2 < q2_ && v.r2 < r2_);
+  for (uint32_t i = 0; i < kOwnSecond; ++i) {
+    const SecondVector<kRank> step(i * kBackwardThreads);
+    const bool is_there = kExact || (v.j2 + step.j2 < q2_ && v.r2 + step.r2 < r2_);
     const auto element = [&](uint32_t r1) {
-      return kExact || (is_there && v.r1 + r1 < r1_) ? load(second + (r1 * q2_ + j2) * r2_) : 0.0f;
+      return kExact || (is_there && v.r1 + r1 < r1_)
+                 ? load(second + (r1 * q2_ + step.j2) * r2_ + step.r2)
+                 : 0.0f;
     };
-    ahead.second[j2] = make_float4(element(0), element(1), element(2), element(3));
+    ahead.second[i] = make_float4(element(0), element(1), element(2), element(3));
   }
 }
 
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
-__device__ __forceinline__ void
-TileGradients<core_t, kRank, kThreeProducts, kShape>::fetch_first() const {
-  if constexpr (kExact) {
-    constexpr uint32_t kVectors = kFirstBytes / 16;
-    const uint32_t target = shared_address(&ring_);
-#pragma unroll
-    for (uint32_t i = 0; i < kEntriesPerWarp * kVectors; i += 32) {
-      const uint32_t slot = (i + lane_) / kVectors;
-      const uint32_t vector = (i + lane_) % kVectors;
-      if (kEntriesPerWarp * kVectors % 32 != 0 && slot >= kEntriesPerWarp) break;
-      if (!has_entry(slot)) continue;
-      const core_t* const slice = first_ + uint64_t{entry(slot).i1} * (kGradientQ * kRank);
-      copy_async(target + slot * kFirstPlace + vector * 16,
-                 reinterpret_cast<const uint4*>(slice) + vector);
-    }
-  }
-}
-
-template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
-__device__ __forceinline__
-    typename TileGradients<core_t, kRank, kThreeProducts, kShape>::FirstRows
-    TileGradients<core_t, kRank, kThreeProducts, kShape>::read_first() const {
+__device__ __forceinline__ typename TileGradients<core_t, kRank, kThreeProducts, kShape>::FirstRows
+TileGradients<core_t, kRank, kThreeProducts, kShape>::load_first() const {
   FirstRows first;
   const uint32_t j1 = g_ % 4;
-  if constexpr (kExact) {
-    wait_for_copies();
-    __syncwarp();
-  }
 #pragma unroll
   for (uint32_t half = 0; half < 2; ++half) {
     const uint32_t slot = g_ / 4 + 2 * half;
     const bool exists = has_entry(slot);
-    if constexpr (kExact) {
-      const char* const place = reinterpret_cast<const char*>(&ring_) + slot * kFirstPlace;
-      const core_t* const row = reinterpret_cast<const core_t*>(place) + j1 * kRank + kOwnFirst * t_;
+    const uint64_t i1 = exists ? entry(slot).i1 : 0;
+    const core_t* const row = first_ + (i1 * q1_ + j1) * r1_ + kOwnFirst * t_;
+    if constexpr (kExact && std::is_same_v<core_t, float>) {
 #pragma unroll
       for (uint32_t i = 0; i < kOwnFirst; i += 4) {
-        struct alignas(4 * sizeof(core_t)) Four {
-          core_t elements[4];
-        };
-        const Four four = *reinterpret_cast<const Four*>(row + i);
-#pragma unroll
-        for (uint32_t k = 0; k < 4; ++k) {
-          first.rows[half][i + k] = exists ? to_accumulator<float>(four.elements[k]) : 0.0f;
-        }
+        const float4 v = exists ? __ldg(reinterpret_cast<const float4*>(row + i))
+                                : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        first.rows[half][i] = v.x;
+        first.rows[half][i + 1] = v.y;
+        first.rows[half][i + 2] = v.z;
+        first.rows[half][i + 3] = v.w;
       }
     } else {
-      const uint32_t i1 = exists ? entry(slot).i1 : 0;
-      const core_t* const row = first_ + (int64_t{i1} * q1_ + j1) * r1_ + kOwnFirst * t_;
 #pragma unroll
       for (uint32_t i = 0; i < kOwnFirst; ++i) {
-        const bool is_there = exists && j1 < q1_ && kOwnFirst * t_ + i < r1_;
+        const bool is_there = exists && (kExact || (j1 < q1_ && kOwnFirst * t_ + i < r1_));
         first.rows[half][i] = is_there ? load(row + i) : 0.0f;
       }
     }
   }
-  __syncwarp();
   return first;
 }
 
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kShape>::store_second(
     const Ahead& ahead) const {
-  const uint32_t place = hold(Tile::second_place(lane_ * Tile::kVectorBytes,
-                                                 warp_ / Tile::kHalves, warp_ % Tile::kHalves));
+  const uint32_t place = hold(
+      Tile::second_place(lane_ * Tile::kVectorBytes, warp_ / Tile::kHalves, warp_ % Tile::kHalves));
 #pragma unroll
   for (uint32_t i = 0; i < kOwnSecond; ++i) {
     const float4 v = ahead.second[i];
-    // Vectors of one lane are kBackwardThreads, whole warps, apart.
-    static_assert(kBackwardWarps % Tile::kHalves == 0);
-    store_at(tile_.second,
-             place + i * kBackwardWarps * Tile::kWarpBytes,
+    store_at(tile_.second, Tile::second_place(place, i * kBackwardWarps / Tile::kHalves, 0),
              make_float4(Product::operand(v.x), Product::operand(v.y), Product::operand(v.z),
                          Product::operand(v.w)));
   }
@@ -128,10 +94,9 @@ __device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kSh
 
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void
-TileGradients<core_t, kRank, kThreeProducts, kShape>::compute_products(const Ahead& ahead) {
-  FirstRows own_first = read_first();
-  start_rows(ahead);
-  float(&a)[2][kOwnFirst] = own_first.rows;
+TileGradients<core_t, kRank, kThreeProducts, kShape>::compute_products(
+    const FirstRows& own_first) const {
+  float a[2][kOwnFirst];
   const uint32_t j1 = g_ % 4;
   const uint32_t number = entry_number(g_ / 4);  // and that of the slot after the next
   constexpr uint32_t kTwoSlots = 2 * kBackwardWarps;
@@ -140,7 +105,7 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::compute_products(const Ahe
   for (uint32_t half = 0; half < 2; ++half) {
 #pragma unroll
     for (uint32_t i = 0; i < kOwnFirst; ++i) {
-      a[half][i] = Product::operand(a[half][i]);
+      a[half][i] = Product::operand(own_first.rows[half][i]);
       store_at(tile_.first,
                Tile::first_element_place(first, i) + Tile::first_place(0, half * kTwoSlots / 2, 0),
                a[half][i]);
@@ -151,8 +116,7 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::compute_products(const Ahe
     }
   }
   const uint32_t second = hold(lane_ * Tile::kVectorBytes);
-  const uint32_t product =
-      hold(number * Tile::kEntryBytes + Tile::product_pair_lane(j1, t_));
+  const uint32_t product = hold(number * Tile::kEntryBytes + Tile::product_pair_lane(j1, t_));
 #pragma unroll
   for (uint32_t u = 0; u < 8; ++u) {
     float c[kHalves][4] = {};
@@ -173,10 +137,10 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::compute_products(const Ahe
     for (uint32_t half = 0; half < 2; ++half) {
 #pragma unroll
       for (uint32_t m = 0; m < kHalves; ++m) {
-        store_at(tile_.products,
-                 Tile::product_pair_place(product, u, m) + half * kTwoSlots * Tile::kEntryBytes,
-                 make_float2(Product::operand(c[m][2 * half]),
-                             Product::operand(c[m][2 * half + 1])));
+        store_at(
+            tile_.products,
+            Tile::product_pair_place(product, u, m) + half * kTwoSlots * Tile::kEntryBytes,
+            make_float2(Product::operand(c[m][2 * half]), Product::operand(c[m][2 * half + 1])));
       }
     }
   }
@@ -199,8 +163,8 @@ template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void
 TileGradients<core_t, kRank, kThreeProducts, kShape>::add_first_gradients() const {
   float c[kHalves][2][4] = {};  // [r1 = 16 m + 2 g and + 1][two slots, columns 2 t and + 1]
-  const uint32_t gradient = hold(entry_number(g_ / 4) * Tile::kEntryBytes +
-                                 Tile::gradient_place(g_ % 4, 0, t_));
+  const uint32_t gradient =
+      hold(entry_number(g_ / 4) * Tile::kEntryBytes + Tile::gradient_place(g_ % 4, 0, t_));
   const uint32_t second = hold(Tile::second_pair_lane(g_, t_));
 #pragma unroll
   for (uint32_t j2 = 0; j2 < kGradientQ; ++j2) {
@@ -235,8 +199,7 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::add_first_gradients() cons
     if (!has_entry(slot)) continue;
     const uint32_t j1 = t_ % 2 * 2;
     const uint32_t r1 = 2 * g_;
-    float* const target =
-        targets_.gradients[0] + (int64_t{entry(slot).i1} * q1_ + j1) * r1_ + r1;
+    float* const target = targets_.gradients[0] + (int64_t{entry(slot).i1} * q1_ + j1) * r1_ + r1;
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
       if (!kExact && j1 + i >= q1_) continue;
@@ -250,12 +213,12 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::add_first_gradients() cons
 }
 
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
-__device__ __forceinline__ void
-TileGradients<core_t, kRank, kThreeProducts, kShape>::add_second_gradient() const {
-  float sums[kOwnColumns][kHalves][4] = {};  // rows r1 = g + 16 m and + 8, columns 2 t and + 1
+__device__ __forceinline__ typename TileGradients<core_t, kRank, kThreeProducts, kShape>::SecondSums
+TileGradients<core_t, kRank, kThreeProducts, kShape>::sum_second_gradient() const {
+  SecondSums sums = {};
   const ColumnTile columns(warp_, 0);
   static_assert(kRank / 8 % kOwnColumns == 0, "a warp's columns have one j2");
-  uint32_t first = hold(lane_ * Tile::kVectorBytes);
+  uint32_t first = hold(Tile::first_lane(lane_));
   // Element r2 = columns.r2 + g of row (j1 = t, columns.j2).
   uint32_t gradient =
       hold(Tile::gradient_place(t_, columns.j2, (columns.r2 + g_) / 4) + g_ % 4 * 4);
@@ -275,15 +238,25 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::add_second_gradient() cons
         const float b0 = load_at<float>(tile_.products, place);
         const float b1 = load_at<float>(tile_.products, place + Tile::kEntryBytes);
 #pragma unroll
-        for (uint32_t m = 0; m < kHalves; ++m) Product::multiply_add(sums[n][m], a[m], b0, b1);
+        for (uint32_t m = 0; m < kHalves; ++m) {
+          Product::multiply_add(sums.columns[n][m], a[m], b0, b1);
+        }
       }
     }
     first += Tile::first_place(0, kBackwardWarps / 2, 0);
     gradient += kBackwardWarps * Tile::kEntryBytes;
   }
+  return sums;
+}
+
+template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
+__device__ __forceinline__ void
+TileGradients<core_t, kRank, kThreeProducts, kShape>::add_second_gradient(
+    const SecondSums& sums) const {
+  const ColumnTile columns(warp_, 0);
   const uint32_t r2 = columns.r2 + 2 * t_;
-  float* const target = targets_.gradients[1] +
-                        ((int64_t{slot_.i2()} * r1_ + g_) * q2_ + columns.j2) * r2_ + r2;
+  float* const target =
+      targets_.gradients[1] + ((int64_t{slot_.i2()} * r1_ + g_) * q2_ + columns.j2) * r2_ + r2;
 #pragma unroll
   for (uint32_t n = 0; n < kOwnColumns; ++n) {
 #pragma unroll
@@ -292,8 +265,9 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::add_second_gradient() cons
       for (uint32_t half = 0; half < 2; ++half) {
         const uint32_t r1 = 16 * m + 8 * half;
         const bool exists = kExact || (g_ + r1 < r1_ && columns.j2 < q2_);
-        add(target + r1 * q2_ * r2_ + 8 * n, sums[n][m][2 * half], sums[n][m][2 * half + 1],
-            exists && (kExact || r2 + 8 * n < r2_), exists && (kExact || r2 + 8 * n + 1 < r2_));
+        add(target + r1 * q2_ * r2_ + 8 * n, sums.columns[n][m][2 * half],
+            sums.columns[n][m][2 * half + 1], exists && (kExact || r2 + 8 * n < r2_),
+            exists && (kExact || r2 + 8 * n + 1 < r2_));
       }
     }
   }

@@ -13,9 +13,10 @@ namespace flowtt::cuda {
 
 inline constexpr int kBackwardWarps = 8;
 inline constexpr int kBackwardThreads = 32 * kBackwardWarps;
-// Blocks of a multiprocessor: while the lookups of one wait for their sums to leave, the other
-// multiplies.
-inline constexpr int kBackwardBlocks = 2;
+// Blocks of a multiprocessor: while the lookups of one wait for their sums to leave, others
+// multiply. As many as find room.
+template <int kRank>
+inline constexpr int kBackwardBlocks = kRank == 16 ? 3 : 2;
 inline constexpr int kEntriesPerWarp = 4;
 inline constexpr int kTileEntries = kBackwardWarps * kEntriesPerWarp;
 // Lookups of an entry, at most: a heavy prefix is several, of any warps. Each lane of a warp looks
@@ -71,8 +72,8 @@ __device__ __forceinline__ uint32_t entry_of_warp(uint32_t warp, uint32_t slot) 
 // w is number slot * kBackwardWarps + w. kRank: both ranks, padded.
 //
 // Places are in bytes. Those of a lane are computed once for many accesses, which then differ from
-// them by constants: added, or where vectors are permuted, to keep lanes apart, combined by ^. g and
-// t are lane / 4 and lane % 4.
+// them by constants: added, or where vectors are permuted, to keep lanes apart, combined by ^. g
+// and t are lane / 4 and lane % 4.
 template <int kRank>
 struct __align__(128) BackwardTile {
   static_assert(kRank == 16 || kRank == 32);
@@ -90,10 +91,12 @@ struct __align__(128) BackwardTile {
   float first[kTileEntries * kGradientQ * kRank];
   // G2[i2] as operand b of the product that gives P. That which gives dG1 reads it in pairs.
   float second[kSecondElements];
+  // Of each warp, a row of grad_output, or a sum of some.
+  float rows[kBackwardWarps][kGradientQ * kGradientQ * kGradientColumns];
 
   // P[(j1, j2), r2] of an entry: in the vector of lane 4 c + j2, r2 = c + 8 e, the elements
-  // e = 2 m and + 1 of rows j1 = 2 k and + 1 for given m and k. Neighbouring lanes hold neighbouring
-  // rows of dG3.
+  // e = 2 m and + 1 of rows j1 = 2 k and + 1 for given m and k. Neighbouring lanes hold
+  // neighbouring rows of dG3.
   static __device__ __forceinline__ uint32_t product_lane(uint32_t lane) {
     return (lane ^ (lane >> 3 & 1) << 1) * kVectorBytes;
   }
@@ -126,9 +129,9 @@ struct __align__(128) BackwardTile {
   // 2, by these.
   static __device__ __forceinline__ uint32_t gradient_place_at(uint32_t lane_place, uint32_t j2,
                                                                uint32_t vectors) {
-    return gradient_line(0, j2) +
-           (lane_place ^ ((j2 % kRowsOfLine * (kRank / 4) + vectors) ^ gradient_permutation(0, j2)) *
-                             kVectorBytes);
+    return gradient_line(0, j2) + (lane_place ^ ((j2 % kRowsOfLine * (kRank / 4) + vectors) ^
+                                                 gradient_permutation(0, j2)) *
+                                                    kVectorBytes);
   }
   static __device__ __forceinline__ uint32_t gradient_place_of(uint32_t lane_place, uint32_t half,
                                                                uint32_t vectors) {
@@ -136,17 +139,18 @@ struct __align__(128) BackwardTile {
            (lane_place ^ (vectors ^ gradient_permutation(2 * half, 0)) * kVectorBytes);
   }
 
-  // Of `second`, vector `vector` of the warp's column tile n of product u, part `half` of r1.
+  // Of `second`, the vectors of part `half` of r1 of a column tile.
   static __device__ __forceinline__ uint32_t second_place(uint32_t lane_place, uint32_t column_tile,
                                                           uint32_t half) {
-    return (column_tile * kHalves + half) * kWarpBytes + (lane_place ^ half * 2 * kVectorBytes);
+    return (column_tile * kHalves + half) * kWarpBytes +
+           (lane_place ^ second_permutation(column_tile / kHalves, half) * kVectorBytes);
   }
   // Elements (r1, j2, r2) and (r1 + 1, j2, r2) of G2[i2], r1 = 16 m + 2 g, r2 = 16 v + 4 t + i.
   static __device__ __forceinline__ uint32_t second_pair_lane(uint32_t g, uint32_t t) {
     const uint32_t half = kHalves == 2 ? g % 4 / 2 : 0;
     const uint32_t quarter = kHalves == 2 ? g / 4 : g / 2;
     return (t % 2 * kHalves * kHalves + half) * kWarpBytes +
-           ((t / 2 * 4 + quarter) ^ half * 2) * kVectorBytes + g % 2 * 8;
+           ((t / 2 * 4 + quarter) ^ second_permutation(t, half)) * kVectorBytes + g % 2 * 8;
   }
   static __device__ __forceinline__ uint32_t second_pair_place(uint32_t lane_place, uint32_t m,
                                                                uint32_t j2, uint32_t v,
@@ -157,6 +161,9 @@ struct __align__(128) BackwardTile {
 
   // Elements r1 = g + 16 m and g + 16 m + 8 of row j1 of `first`, of entries 2 pair and then
   // 2 pair + 1: in the vector of lane 4 g + j1.
+  static __device__ __forceinline__ uint32_t first_lane(uint32_t lane) {
+    return (kHalves == 1 ? lane ^ lane >> 4 << 2 : lane) * kVectorBytes;
+  }
   static __device__ __forceinline__ uint32_t first_place(uint32_t lane_place, uint32_t pair,
                                                          uint32_t m) {
     return (pair * kHalves + m) * kWarpBytes + (lane_place ^ m * 4 * kVectorBytes);
@@ -165,7 +172,7 @@ struct __align__(128) BackwardTile {
   static __device__ __forceinline__ uint32_t first_element_lane(uint32_t entry, uint32_t j1,
                                                                 uint32_t t) {
     const uint32_t r1 = kRank / 4 * t;
-    return first_place((4 * (r1 % 8) + j1) * kVectorBytes, entry / 2, r1 / 16) +
+    return first_place(first_lane(4 * (r1 % 8) + j1), entry / 2, r1 / 16) +
            (entry % 2 * 2 + r1 / 8 % 2) * sizeof(float);
   }
   static __device__ __forceinline__ uint32_t first_element_place(uint32_t lane_place, uint32_t i) {
@@ -179,6 +186,11 @@ struct __align__(128) BackwardTile {
   static constexpr __device__ __forceinline__ uint32_t gradient_permutation(uint32_t j1,
                                                                             uint32_t j2) {
     return 2 * (j2 / kRowsOfLine) ^ (j1 & 1) << 2 ^ (j1 >> 1) << 1;
+  }
+  // Of neighbouring products u and parts of r1: lanes that read pairs of them meet in no bank.
+  static constexpr __device__ __forceinline__ uint32_t second_permutation(uint32_t u,
+                                                                          uint32_t half) {
+    return kHalves == 2 ? half * 2 ^ u % 2 : u % 2 * 2;
   }
 };
 

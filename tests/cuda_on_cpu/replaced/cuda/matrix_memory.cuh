@@ -22,12 +22,6 @@ inline void copy_async_8(uint32_t target, const void* source) { copy_later(targe
 inline void copy_async_4(uint32_t target, const void* source) { copy_later(target, source, 4); }
 inline void wait_for_copies() { wait_for_own_copies(); }
 
-inline void close_copies() { close_own_copies(); }
-template <int kGroups>
-void wait_for_older_copies() {
-  wait_for_own_older_copies(kGroups);
-}
-
 inline void store_shared_pair(uint32_t address, uint2 value) {
   shared_word<uint2>(address) = value;
 }

@@ -7,7 +7,6 @@
 
 #include <cstdint>
 #include <cstring>
-#include <iterator>
 
 namespace flowtt::cuda {
 
@@ -144,23 +143,9 @@ inline void copy_later(uint32_t target, const void* source, size_t bytes) {
 }
 inline void wait_for_own_copies() {
   for (const cuda_on_cpu::PendingCopy& copy : cuda_on_cpu::current->copies) {
-    if (copy.target != nullptr) std::memcpy(copy.target, copy.source, copy.bytes);
+    std::memcpy(copy.target, copy.source, copy.bytes);
   }
   cuda_on_cpu::current->copies.clear();
-}
-
-// A group ends with a copy of nothing.
-inline void close_own_copies() { cuda_on_cpu::current->copies.push_back({nullptr, nullptr, 0}); }
-inline void wait_for_own_older_copies(int groups) {
-  auto& copies = cuda_on_cpu::current->copies;
-  auto end = copies.end();
-  for (; end != copies.begin(); --end) {
-    if (std::prev(end)->target == nullptr && groups-- == 0) break;
-  }
-  for (auto copy = copies.begin(); copy != end; ++copy) {
-    if (copy->target != nullptr) std::memcpy(copy->target, copy->source, copy->bytes);
-  }
-  copies.erase(copies.begin(), end);
 }
 
 inline void touch(uint32_t unused, const void* source) { copy_later(unused, source, 4); }
