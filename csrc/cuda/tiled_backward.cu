@@ -168,7 +168,7 @@ cudaError_t plan_tiled_backward(const BagBatch& batch, const StridedMatrix& grad
                            batch.pooling_mode == PoolingMode::kNone ? batch.nnz : batch.batch_size);
   sort.bins = 0;
   for (int32_t f = 0; f < plan->group.count; ++f) {
-    sort.bins = std::max(sort.bins, set_sort_order(kMaxTiledBins, &plan->group.features[f]));
+    sort.bins = std::max(sort.bins, set_sort_order(kMaxTiledBins / 2, &plan->group.features[f]));
   }
   sort.group = plan->group;
   const int64_t ranges = std::max<int64_t>(ceil_div(batch.nnz, kMaxLookupsPerRange), 1);
