@@ -11,7 +11,8 @@
 
 namespace flowtt {
 
-// Device::forward(arguments, output, output_type, allow_tf32, deterministic)
+// Device::forward(arguments, output, output_type, allow_tf32, deterministic, order); order: null,
+// or an empty tensor that may be replaced.
 template <typename Device>
 Tensor tt_embedding_bag(std::vector<Tensor> cores, Tensor indices, Tensor offsets,
                         std::optional<Tensor> per_sample_weights,
@@ -24,8 +25,26 @@ Tensor tt_embedding_bag(std::vector<Tensor> cores, Tensor indices, Tensor offset
   const ElementType output_type = parse_output_type(arguments, output_dtype);
   const std::vector<int64_t> size = {arguments.output_rows, arguments.total_columns};
   Tensor output = torch::stable::new_empty(cores[0], size, output_dtype);
-  Device::forward(arguments, output, output_type, allow_tf32, deterministic);
+  Device::forward(arguments, output, output_type, allow_tf32, deterministic, nullptr);
   return output;
+}
+
+// {output, order}
+template <typename Device>
+std::vector<Tensor> tt_embedding_bag_with_order(
+    std::vector<Tensor> cores, Tensor indices, Tensor offsets,
+    std::optional<Tensor> per_sample_weights, std::vector<int64_t> cores_per_table,
+    std::vector<int64_t> num_embeddings, std::vector<int64_t> feature_table_map,
+    int64_t pooling_mode, ScalarType output_dtype, bool allow_tf32, bool deterministic) {
+  const EmbeddingBagArguments arguments =
+      parse_embedding_bag_arguments(cores, indices, offsets, per_sample_weights, cores_per_table,
+                                    num_embeddings, feature_table_map, pooling_mode);
+  const ElementType output_type = parse_output_type(arguments, output_dtype);
+  const std::vector<int64_t> size = {arguments.output_rows, arguments.total_columns};
+  Tensor output = torch::stable::new_empty(cores[0], size, output_dtype);
+  Tensor order = torch::stable::new_empty(cores[0], std::vector<int64_t>{0}, ScalarType::Byte);
+  Device::forward(arguments, output, output_type, allow_tf32, deterministic, &order);
+  return {output, order};
 }
 
 // Device::backward(arguments, grad, allow_tf32), gradients like the cores.
@@ -60,7 +79,8 @@ Tensor tt_embedding_bag_weights_grad(Tensor grad_output, std::vector<Tensor> cor
   return weights_grad;
 }
 
-// Device::backward_update(arguments, grad, states, allow_tf32)
+// Device::backward_update(arguments, grad, states, allow_tf32, order); order: null or of the
+// forward pass.
 template <typename Device>
 void tt_embedding_bag_backward_update(
     Tensor grad_output, std::vector<Tensor> cores, std::vector<Tensor> momentum1,
@@ -68,7 +88,7 @@ void tt_embedding_bag_backward_update(
     std::optional<Tensor> per_sample_weights, std::vector<int64_t> cores_per_table,
     std::vector<int64_t> num_embeddings, std::vector<int64_t> feature_table_map,
     int64_t pooling_mode, Tensor learning_rate, Tensor iter, std::string optimizer, double eps,
-    double beta1, double beta2, double weight_decay, bool allow_tf32) {
+    double beta1, double beta2, double weight_decay, bool allow_tf32, std::optional<Tensor> order) {
   const EmbeddingBagArguments arguments =
       parse_embedding_bag_arguments(cores, indices, offsets, per_sample_weights, cores_per_table,
                                     num_embeddings, feature_table_map, pooling_mode);
@@ -76,12 +96,14 @@ void tt_embedding_bag_backward_update(
   const OptimizerStates states =
       parse_optimizer_arguments(arguments, cores, momentum1, momentum2, learning_rate, iter,
                                 optimizer, eps, beta1, beta2, weight_decay);
-  Device::backward_update(arguments, grad, states, allow_tf32);
+  Device::backward_update(arguments, grad, states, allow_tf32,
+                          order.has_value() ? &*order : nullptr);
 }
 
 template <typename Device>
 void register_operators(torch::stable::detail::StableLibrary& library) {
   library.impl("tt_embedding_bag", TORCH_BOX(&tt_embedding_bag<Device>));
+  library.impl("tt_embedding_bag_with_order", TORCH_BOX(&tt_embedding_bag_with_order<Device>));
   library.impl("tt_embedding_bag_backward", TORCH_BOX(&tt_embedding_bag_backward<Device>));
   library.impl("tt_embedding_bag_weights_grad", TORCH_BOX(&tt_embedding_bag_weights_grad<Device>));
   library.impl("tt_embedding_bag_backward_update",

@@ -26,7 +26,8 @@ EmbeddingBagCall cpu_call(const EmbeddingBagArguments& arguments) {
 
 struct Cpu {
   static void forward(const EmbeddingBagArguments& arguments, Tensor& output,
-                      ElementType output_type, bool /*allow_tf32*/, bool /*deterministic*/) {
+                      ElementType output_type, bool /*allow_tf32*/, bool /*deterministic*/,
+                      Tensor* /*order*/) {
     embedding_bag_forward(cpu_call(arguments), output.data_ptr(), output_type,
                           arguments.total_columns);
   }
@@ -49,7 +50,8 @@ struct Cpu {
   }
 
   static void backward_update(const EmbeddingBagArguments& arguments, const StridedMatrix& grad,
-                              const OptimizerStates& states, bool /*allow_tf32*/) {
+                              const OptimizerStates& states, bool /*allow_tf32*/,
+                              const Tensor* /*order*/) {
     embedding_bag_backward_update(cpu_call(arguments), grad, states.optimizer, states.momentum1,
                                   states.momentum2);
   }

@@ -135,7 +135,7 @@ void for_each_core_group(const CudaCall& call, const CoreGradients& gradients,
 }
 
 void accumulate_core_gradients(const CudaCall& call, const StridedMatrix& grad_output,
-                               CoreGradients& gradients, bool allow_tf32) {
+                               CoreGradients& gradients, bool allow_tf32, const Tensor* order) {
   const EmbeddingBagArguments& arguments = call.arguments();
   void* const memory = gradients.memory.mutable_data_ptr();
   const std::vector<int64_t> remaining = differentiate_tiled_features(
@@ -145,7 +145,7 @@ void accumulate_core_gradients(const CudaCall& call, const StridedMatrix& grad_o
         return std::pair(static_cast<float*>(gradients.accumulator_of_core[core]),
                          gradients.touched_of_core[core]);
       },
-      {memory, gradients.bytes}, allow_tf32);
+      {memory, gradients.bytes}, allow_tf32, order);
   if (remaining.size() == arguments.features.size()) {
     call.check(cudaMemsetAsync(memory, 0, gradients.bytes, call.stream()));
   }
@@ -161,12 +161,12 @@ void accumulate_core_gradients(const CudaCall& call, const StridedMatrix& grad_o
 
 struct Cuda {
   static void forward(const EmbeddingBagArguments& arguments, Tensor& output,
-                      ElementType output_type, bool allow_tf32, bool deterministic) {
+                      ElementType output_type, bool allow_tf32, bool deterministic, Tensor* order) {
     const CudaCall call("tt_embedding_bag", arguments);
     const cuda::PooledOutput pooled{output.mutable_data_ptr(), output_type,
                                     arguments.total_columns};
     const std::vector<int64_t> remaining =
-        look_up_tiled_features(call, pooled, allow_tf32, deterministic);
+        look_up_tiled_features(call, pooled, allow_tf32, deterministic, order);
     for_each_feature_group(
         call, remaining, nullptr, cuda::ChainKernel::kRows,
         [&](const FeatureGroup& group, const ChainPlan& plan, void* global_scratch) {
@@ -179,7 +179,7 @@ struct Cuda {
                                       const StridedMatrix& grad, bool allow_tf32) {
     const CudaCall call("tt_embedding_bag_backward", arguments);
     CoreGradients gradients = allocate_core_gradients(call, /*with_touched=*/false);
-    accumulate_core_gradients(call, grad, gradients, allow_tf32);
+    accumulate_core_gradients(call, grad, gradients, allow_tf32, /*order=*/nullptr);
 
     std::vector<Tensor> core_grads;
     std::vector<void*> data;
@@ -207,11 +207,11 @@ struct Cuda {
   }
 
   static void backward_update(const EmbeddingBagArguments& arguments, const StridedMatrix& grad,
-                              const OptimizerStates& states, bool allow_tf32) {
+                              const OptimizerStates& states, bool allow_tf32, const Tensor* order) {
     if (arguments.bags.nnz == 0) return;
     const CudaCall call("tt_embedding_bag_backward_update", arguments);
     CoreGradients gradients = allocate_core_gradients(call, /*with_touched=*/true);
-    accumulate_core_gradients(call, grad, gradients, allow_tf32);
+    accumulate_core_gradients(call, grad, gradients, allow_tf32, order);
     for_each_core_group(call, gradients, arguments.core_data, &states, [&](const CoreGroup& group) {
       return cuda::launch_optimizer_step(arguments.core_type, group, states.optimizer,
                                          call.stream());

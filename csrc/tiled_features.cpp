@@ -94,10 +94,34 @@ bool needs_three_products(ElementType core_type, ElementType output_type, bool a
   return core_type == ElementType::kFloat32 || output_type == ElementType::kFloat32;
 }
 
+// Of what is kept of a call's lookups: their entries, then their factors if they have any.
+int64_t order_bytes(const EmbeddingBagArguments& arguments) {
+  const bool has_factors = arguments.bags.per_sample_weights != nullptr ||
+                           arguments.bags.pooling_mode == PoolingMode::kMean;
+  return arguments.bags.nnz *
+         static_cast<int64_t>(sizeof(cuda::GroupedLookup) + (has_factors ? sizeof(float) : 0));
+}
+
+cuda::LookupOrder parse_order(const EmbeddingBagArguments& arguments, const Tensor& order) {
+  cuda::LookupOrder result{};
+  if (order.numel() == 0) return result;
+  const int64_t bytes = order_bytes(arguments);
+  STD_TORCH_CHECK(order.numel() == bytes && order.scalar_type() == ScalarType::Byte &&
+                      order.is_contiguous() && order.device() == arguments.cores[0].device(),
+                  "order: expected the ", bytes, " bytes on the cores' device that ",
+                  "flowtt::tt_embedding_bag_with_order returns for these lookups, or none, got ",
+                  order.numel(), " elements");
+  result.entries = static_cast<cuda::GroupedLookup*>(order.mutable_data_ptr());
+  if (bytes > arguments.bags.nnz * static_cast<int64_t>(sizeof(cuda::GroupedLookup))) {
+    result.factors = reinterpret_cast<float*>(result.entries + arguments.bags.nnz);
+  }
+  return result;
+}
+
 }  // namespace
 
 std::vector<int64_t> look_up_tiled_features(const CudaCall& call, const cuda::PooledOutput& output,
-                                            bool allow_tf32, bool deterministic) {
+                                            bool allow_tf32, bool deterministic, Tensor* order) {
   const EmbeddingBagArguments& arguments = call.arguments();
   const ForwardChoice choice = forward_choice();
   const uint32_t disabled = disabled_mechanisms();
@@ -142,9 +166,15 @@ std::vector<int64_t> look_up_tiled_features(const CudaCall& call, const cuda::Po
            plan.group.count < cuda::kTiledFeaturesPerLaunch) {
       plan.group.features[plan.group.count++] = tiled_feature(arguments, candidates[end++]);
     }
+    plan.wants_order = order != nullptr && end - first == arguments.features.size();
     call.check(cuda::plan_tiled_forward(arguments.bags, output, &plan));
+    cuda::LookupOrder kept{};
+    if (plan.keeps_order) {
+      *order = call.empty(order_bytes(arguments), ScalarType::Byte);
+      kept = parse_order(arguments, *order);
+    }
     Tensor workspace = call.empty(static_cast<int64_t>(plan.workspace_bytes), ScalarType::Byte);
-    call.check(cuda::launch_tiled_forward(plan, arguments.bags, output,
+    call.check(cuda::launch_tiled_forward(plan, arguments.bags, output, kept,
                                           workspace.mutable_data_ptr(), call.stream()));
     first = end;
   }
@@ -154,7 +184,8 @@ std::vector<int64_t> look_up_tiled_features(const CudaCall& call, const cuda::Po
 std::vector<int64_t> differentiate_tiled_features(const CudaCall& call,
                                                   const StridedMatrix& grad_output,
                                                   const FindGradient& find_gradient,
-                                                  cuda::ClearedMemory memory, bool allow_tf32) {
+                                                  cuda::ClearedMemory memory, bool allow_tf32,
+                                                  const Tensor* order) {
   const EmbeddingBagArguments& arguments = call.arguments();
   const ForwardChoice choice = forward_choice();
   int shared_limit = 0;
@@ -175,9 +206,11 @@ std::vector<int64_t> differentiate_tiled_features(const CudaCall& call,
   const auto rank_class = [&](const TiledCandidate& candidate) {
     return cuda::padded_gradient_rank(arguments.tables[candidate.table]);
   };
+  // Within a class as in the forward pass, whose order of lookups may be used again.
   std::stable_sort(candidates.begin(), candidates.end(),
                    [&](const TiledCandidate& left, const TiledCandidate& right) {
-                     return rank_class(left) < rank_class(right);
+                     return std::tuple(rank_class(left), left.table) <
+                            std::tuple(rank_class(right), right.table);
                    });
   for (size_t first = 0; first < candidates.size();) {
     cuda::BackwardPlan plan{};
@@ -195,6 +228,9 @@ std::vector<int64_t> differentiate_tiled_features(const CudaCall& call,
             find_gradient(candidates[end].table, k);
       }
       ++end;
+    }
+    if (order != nullptr && end - first == arguments.features.size()) {
+      plan.order = parse_order(arguments, *order);
     }
     call.check(cuda::plan_tiled_backward(arguments.bags, grad_output, &plan));
     Tensor workspace = call.empty(static_cast<int64_t>(plan.workspace_bytes), ScalarType::Byte);

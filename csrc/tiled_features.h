@@ -18,17 +18,21 @@ namespace flowtt {
 // general kernel, "tiled" none, "general" everything. FLOWTT_CUDA_DISABLE switches off mechanisms
 // of the tiled kernels, a comma between them: fusion, grouping, folding, sharing, stealing,
 // checkpoints. `deterministic`: results are equal, bit by bit, from run to run.
+// `order`: null, or becomes what differentiate_tiled_features takes, if one launch takes all
+// features; otherwise it is left as it is.
 std::vector<int64_t> look_up_tiled_features(const CudaCall& call, const cuda::PooledOutput& output,
-                                            bool allow_tf32, bool deterministic);
+                                            bool allow_tf32, bool deterministic, Tensor* order);
 
 // Where the gradients of core k of a table are added up, and its slices that were looked up.
 using FindGradient = std::function<std::pair<float*, uint8_t*>(int32_t table, int k)>;
 
 // Adds the core gradients of the features that have a fast path, and returns the others. If there
-// are any, `memory`, where all gradients lie, is cleared first.
+// are any, `memory`, where all gradients lie, is cleared first. `order`: of a forward pass of the
+// same lookups, or empty.
 std::vector<int64_t> differentiate_tiled_features(const CudaCall& call,
                                                   const StridedMatrix& grad_output,
                                                   const FindGradient& find_gradient,
-                                                  cuda::ClearedMemory memory, bool allow_tf32);
+                                                  cuda::ClearedMemory memory, bool allow_tf32,
+                                                  const Tensor* order);
 
 }  // namespace flowtt

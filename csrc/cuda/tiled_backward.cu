@@ -31,13 +31,22 @@ struct BackwardWorkspace {
   BackwardWork work;
 };
 
-BackwardWorkspace place_workspace(const TiledPlan& sort, WorkspaceLayout* layout) {
+BackwardWorkspace place_workspace(const BackwardPlan& plan, WorkspaceLayout* layout) {
+  const TiledPlan& sort = plan.sort;
+  const bool sorts = plan.order.entries == nullptr;
   const int64_t lookups = sort.lookups_per_range;
-  const int64_t chunks = max_chunks(sort, lookups);
+  const int64_t chunks = sorts ? max_chunks(sort, lookups) : 0;
   BackwardWorkspace workspace{};
-  workspace.sort.entries = layout->take<GroupedLookup>(lookups);
+  workspace.work.lookups = layout->take<GradientLookup>(lookups);
+  workspace.sort.entries = plan.order.entries;
+  workspace.sort.factors = plan.order.factors;
   workspace.sort.control = layout->take<uint32_t>(kControlWords);
-  workspace.sort.factors = layout->take<float>(sort.has_factors ? lookups : 0);
+  if (sorts) {
+    // Those of a granule take the place of its entries.
+    workspace.sort.entries = reinterpret_cast<GroupedLookup*>(workspace.work.lookups);
+    static_assert(sizeof(GradientLookup) == sizeof(GroupedLookup));
+    workspace.sort.factors = layout->take<float>(sort.has_factors ? lookups : 0);
+  }
   // What is only sorted with is dead before anything is planned.
   const int64_t sort_words = chunks * (kBinSums + kMaxTiledBins);
   const int64_t work_bytes =
@@ -48,23 +57,26 @@ BackwardWorkspace place_workspace(const TiledPlan& sort, WorkspaceLayout* layout
   workspace.sort.bin_starts = workspace.sort.bin_sums + chunks * kBinSums;
   workspace.work.entries = reinterpret_cast<GradientEntry*>(shared);
   workspace.work.tiles = reinterpret_cast<GradientTile*>(workspace.work.entries + lookups);
-  workspace.work.lookups = reinterpret_cast<GradientLookup*>(workspace.sort.entries);
-  static_assert(sizeof(GradientLookup) == sizeof(GroupedLookup));
   workspace.work.tile_count = workspace.sort.control;
   workspace.work.taken_tiles = workspace.sort.control + kControlWords / 2;  // in another line
   return workspace;
 }
 
-cudaError_t launch_planning(const TiledLaunch& launch, const BackwardWork& work) {
+// cleared: what is to be zeros after it.
+cudaError_t launch_planning(const TiledLaunch& launch, const BackwardWork& work,
+                            const ClearedVectors& cleared) {
   // Large ones are cut into fewer tiles that are not full; small calls are better spread. No
   // granule has lookups of two features.
   const int64_t others = launch.plan.group.count - 1;
   const int64_t granules = std::max<int64_t>(launch.plan.multiprocessors - others, 1);
   const int32_t most = static_cast<int32_t>(
       std::clamp<int64_t>(ceil_div(launch.lookups(), granules), kMinGranule, kPlanThreads));
-  return launch_kernel(tiled_backward_planning_kernel, ceil_div(launch.lookups(), most) + others,
-                       kPlanThreads, 0, launch.plan.dependent_launch, launch.stream,
-                       launch.plan.group, launch.batch, launch.range, launch.workspace, work, most);
+  const int64_t planning = ceil_div(launch.lookups(), most) + others;
+  const int64_t clearing = cleared.count > 0 ? launch.plan.multiprocessors : 0;
+  return launch_kernel(tiled_backward_planning_kernel, planning + clearing, kPlanThreads, 0,
+                       launch.plan.dependent_launch, launch.stream, launch.plan.group, launch.batch,
+                       launch.range, launch.workspace, work, most, static_cast<int32_t>(planning),
+                       cleared);
 }
 
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
@@ -177,8 +189,10 @@ cudaError_t plan_tiled_backward(const BagBatch& batch, const StridedMatrix& grad
   sort.chunk_shift = choose_chunk_shift(sort.lookups_per_range, sort.multiprocessors);
   sort.has_factors =
       batch.per_sample_weights != nullptr || batch.pooling_mode == PoolingMode::kMean;
+  // An order is of a whole call.
+  if (ranges > 1) plan->order = {};
   WorkspaceLayout layout(nullptr);
-  place_workspace(sort, &layout);
+  place_workspace(*plan, &layout);
   plan->workspace_bytes = static_cast<size_t>(layout.bytes());
   return cudaSuccess;
 }
@@ -188,7 +202,7 @@ cudaError_t launch_tiled_backward(const BackwardPlan& plan, const BagBatch& batc
                                   cudaStream_t stream) {
   const TiledPlan& sort = plan.sort;
   WorkspaceLayout layout(workspace);
-  const BackwardWorkspace pieces = place_workspace(sort, &layout);
+  const BackwardWorkspace pieces = place_workspace(plan, &layout);
   BackwardPass pass{grad_output, pieces.work, {}};
   TiledRange range{};
   range.chunk_shift = sort.chunk_shift;
@@ -202,11 +216,17 @@ cudaError_t launch_tiled_backward(const BackwardPlan& plan, const BagBatch& batc
     range.end_lookup = std::min(batch.nnz, lookup + sort.lookups_per_range);
     const TiledLaunch launch{sort,  batch, range, pieces.sort, no_output,
                              false, false, false, stream};
-    cudaError_t error = launch_prepare<NoPacking>(
-        launch, {static_cast<uint4*>(plan.cleared.data),
-                 lookup == 0 ? plan.cleared.bytes / static_cast<int64_t>(sizeof(uint4)) : 0});
-    if (error != cudaSuccess) return error;
-    error = launch_planning(launch, pass.work);
+    ClearedVectors cleared{
+        static_cast<uint4*>(plan.cleared.data),
+        lookup == 0 ? plan.cleared.bytes / static_cast<int64_t>(sizeof(uint4)) : 0};
+    cudaError_t error = cudaSuccess;
+    if (plan.order.entries == nullptr) {
+      error = launch_prepare<NoPacking>(launch, cleared);
+      cleared.count = 0;
+    } else {
+      error = cudaMemsetAsync(pieces.sort.control, 0, kControlWords * sizeof(uint32_t), stream);
+    }
+    if (error == cudaSuccess) error = launch_planning(launch, pieces.work, cleared);
     if (error != cudaSuccess) return error;
     error = sort.core_type == ElementType::kFloat32 ? launch_core_type<float>(plan, launch, pass)
             : sort.core_type == ElementType::kFloat16

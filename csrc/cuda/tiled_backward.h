@@ -35,6 +35,7 @@ struct BackwardPlan {
   TiledGroup group;
   GradientTargets targets[kTiledFeaturesPerLaunch];
   ClearedMemory cleared;  // before anything is added
+  LookupOrder order;      // that the forward pass has kept, of the same features in their order
   // Set by plan_tiled_backward.
   TiledPlan sort;
   GradientShape shape;

@@ -5,8 +5,11 @@
 
 #include "dependent_launch.cuh"
 #include "tiled_backward_plan.cuh"
+#include "tiled_clearing.cuh"
 
 namespace flowtt::cuda {
+
+static_assert(kPlanThreads == kPrepareThreads, "of ClearedVectors");
 
 // In shared memory.
 struct PlanningShared {
@@ -16,22 +19,28 @@ struct PlanningShared {
   EntryChunk granule;
 };
 
-// granule: lookups of one, at most. A block plans one of them.
+// The grid: `planning` blocks, a granule of at most so many lookups each, then those that clear.
 __global__ void __launch_bounds__(kPlanThreads, 4)
     tiled_backward_planning_kernel(const __grid_constant__ TiledGroup group,
                                    const __grid_constant__ BagBatch batch,
                                    const __grid_constant__ TiledRange range,
                                    const __grid_constant__ TiledWorkspace workspace,
-                                   const __grid_constant__ BackwardWork work, int32_t most) {
+                                   const __grid_constant__ BackwardWork work, int32_t most,
+                                   int32_t planning, ClearedVectors cleared) {
   __shared__ PlanningShared shared;
   allow_dependent_launch();
+  const int32_t number = static_cast<int32_t>(blockIdx.x);
+  if (number >= planning) {
+    wait_for_previous_kernel();
+    cleared.clear(number - planning, static_cast<int32_t>(gridDim.x) - planning);
+    return;
+  }
   clear_order(shared.order);
   load_segments(shared.segments, group, batch, range);
   // Offsets out of order can make features overlap; the preparation reports them.
   if (shared.segments.first_entry[group.count] > range.end_lookup - range.first_lookup) return;
   if (threadIdx.x < 32) {
-    find_entry_chunk(shared.granule, shared.segments, group.count, most,
-                     static_cast<int32_t>(blockIdx.x));
+    find_entry_chunk(shared.granule, shared.segments, group.count, most, number);
   }
   __syncthreads();
   const EntryChunk granule = shared.granule;

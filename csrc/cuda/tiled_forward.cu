@@ -41,7 +41,7 @@ int64_t row_bytes(const TiledPlan& plan) {
 }
 
 TiledWorkspace place_workspace(const TiledPlan& plan, const PooledOutput& output,
-                               WorkspaceLayout* layout) {
+                               const LookupOrder& order, WorkspaceLayout* layout) {
   const int64_t buffered = plan.row_slots > 0 ? plan.lookups_per_range : 0;
   const int64_t pieces = buffered / kPoolPiece;
   TiledWorkspace workspace{};
@@ -58,19 +58,25 @@ TiledWorkspace place_workspace(const TiledPlan& plan, const PooledOutput& output
   void* sorted_with = nullptr;
   if (plan.folds) {
     // Rows take the place of the entries that folding has read.
-    workspace.rows = layout->take<char>(std::max(rows_bytes, entries_bytes));
+    workspace.rows =
+        layout->take<char>(plan.keeps_order ? rows_bytes : std::max(rows_bytes, entries_bytes));
     workspace.entries = static_cast<GroupedLookup*>(workspace.rows);
     sorted_with = layout->take<char>(std::max(entries_bytes, sort_bytes));
     workspace.folded_rows = static_cast<GroupedLookup*>(sorted_with);
     workspace.folded_factors = layout->take<float>(plan.has_factors ? plan.lookups_per_range : 0);
   } else {
-    workspace.entries = layout->take<GroupedLookup>(plan.lookups_per_range);
+    workspace.entries = layout->take<GroupedLookup>(plan.keeps_order ? 0 : plan.lookups_per_range);
     workspace.rows = layout->take<char>(buffered > 0 ? std::max(rows_bytes, sort_bytes) : 0);
     sorted_with = workspace.rows;
   }
   workspace.row_slots = static_cast<uint32_t>(plan.row_slots);
   workspace.single_slots = plan.single_slots;
-  workspace.factors = layout->take<float>(plan.has_factors ? plan.lookups_per_range : 0);
+  const bool has_own_factors = plan.has_factors && !plan.keeps_order;
+  workspace.factors = layout->take<float>(has_own_factors ? plan.lookups_per_range : 0);
+  if (plan.keeps_order) {
+    workspace.entries = order.entries;
+    workspace.factors = order.factors;
+  }
   workspace.sums =
       layout->take<float>(plan.has_sums ? plan.samples_per_range * output.row_stride : 0);
   // One after the other: they are cleared together.
@@ -200,16 +206,21 @@ cudaError_t plan_tiled_forward(const BagBatch& batch, const PooledOutput& output
 
   plan_packing(plan);
   plan->chunk_shift = choose_chunk_shift(plan->lookups_per_range, plan->multiprocessors);
+  plan->keeps_order = plan->wants_order && plan->tiling.kind == TilingKind::kTiled &&
+                      (plan->disabled & kGroupingDisabled) == 0 && batch.nnz > 0 &&
+                      plan->lookups_per_range == batch.nnz &&
+                      plan->samples_per_range == batch.batch_size;
   WorkspaceLayout layout(nullptr);
-  place_workspace(*plan, output, &layout);
+  place_workspace(*plan, output, {}, &layout);
   plan->workspace_bytes = static_cast<size_t>(layout.bytes());
   return cudaSuccess;
 }
 
 cudaError_t launch_tiled_forward(const TiledPlan& plan, const BagBatch& batch,
-                                 const PooledOutput& output, void* workspace, cudaStream_t stream) {
+                                 const PooledOutput& output, const LookupOrder& order,
+                                 void* workspace, cudaStream_t stream) {
   WorkspaceLayout layout(workspace);
-  const TiledWorkspace pieces = place_workspace(plan, output, &layout);
+  const TiledWorkspace pieces = place_workspace(plan, output, order, &layout);
   TiledRange range{};
   range.disabled = plan.disabled;
   range.buffered_sharers = plan.buffered_sharers;

@@ -15,6 +15,13 @@ enum class TilingKind : int32_t {
   kTwoCore,  // two_core_contract.cuh
 };
 
+// The lookups of a call in the order that they were sorted into, which a backward pass can use
+// again. In memory of the caller's, with one element for each lookup.
+struct LookupOrder {
+  GroupedLookup* entries;  // as in TiledWorkspace; null: there is none
+  float* factors;          // as in TiledWorkspace
+};
+
 // The kernel a table takes: its ranks and q3, padded. Features of one call with equal tilings share
 // their launches.
 struct Tiling {
@@ -42,6 +49,7 @@ struct TiledPlan {
   bool three_products;
   bool deterministic;  // every sum in the same order in every run
   uint32_t disabled;   // mechanisms, see tiled_params.h
+  bool wants_order;    // of the lookups, see keeps_order
   TiledGroup group;
   // Set by plan_tiled_forward.
   int64_t lookups_per_range;
@@ -61,14 +69,16 @@ struct TiledPlan {
   bool has_factors;
   bool adds_to_sums;  // sums are not written once, by the pooling kernel
   bool has_sums;      // in the workspace
+  bool keeps_order;   // launch_tiled_forward writes it down: the call is sorted, and at once
   size_t workspace_bytes;
 };
 
 // Completes a plan, for the current device.
 cudaError_t plan_tiled_forward(const BagBatch& batch, const PooledOutput& output, TiledPlan* plan);
 
-// `workspace`: plan.workspace_bytes, aligned to 256 bytes, in any state.
+// `workspace`: plan.workspace_bytes, aligned to 256 bytes, in any state. `order`: where it is kept.
 cudaError_t launch_tiled_forward(const TiledPlan& plan, const BagBatch& batch,
-                                 const PooledOutput& output, void* workspace, cudaStream_t stream);
+                                 const PooledOutput& output, const LookupOrder& order,
+                                 void* workspace, cudaStream_t stream);
 
 }  // namespace flowtt::cuda

@@ -67,8 +67,15 @@ def forward(
     )
 
 
+def order_of(call: Call, device: Device) -> Tensor:
+    """The order of the lookups, as the forward pass of a step keeps it."""
+    return operators(device).tt_embedding_bag_with_order(
+        *call.operands(), torch.float32, False, False
+    )[1]
+
+
 def two_steps(
-    call: Call, device: Device, optimizer: str
+    call: Call, device: Device, optimizer: str, with_order: bool = False
 ) -> list[tuple[list[Tensor], list[Tensor]]]:
     """Steps the cores of a call twice: cores and both states, as they are and as they should be.
 
@@ -93,5 +100,6 @@ def two_steps(
             rule.beta2,
             rule.weight_decay,
             False,
+            order_of(call, device) if with_order else None,
         )
     return list(zip(found, right, strict=True))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.cuda_on_cpu.emulated import Device, Order, operators, two_steps
+from tests.cuda_on_cpu.emulated import Device, Order, operators, order_of, two_steps
 from tests.cuda_on_cpu.tiled_tables import ONE_PRODUCT, TABLES, THREE_PRODUCTS
 from tests.gpu.calls import MEAN, NONE, SUM, Call, Table, make_call
 from tests.gpu.expected import assert_matches, expect
@@ -177,3 +177,64 @@ def test_optimizer_steps(optimizer: str) -> None:
     for actual, expected in two_steps(call, Device(order=Order.RANDOM), optimizer):
         for tensor, other in zip(actual, expected, strict=True):
             assert_matches(tensor, other, slack=10.0)
+
+
+ORDERED = {
+    "bags of 1": {"lengths": [1] * 90},
+    "bags to fold": {"batch_size": 30, "max_length": 20},
+    "averaged": {"batch_size": 40, "max_length": 6, "weighted": True, "pooling_mode": MEAN},
+    "no pooling": {"batch_size": 60, "pooling_mode": NONE},
+    "one table, two features": {"batch_size": 25, "max_length": 5, "feature_table_map": [1, 0, 1]},
+}
+
+
+@pytest.mark.parametrize("name", ["32x8", "16x4"])
+@pytest.mark.parametrize("kind", ORDERED)
+def test_order_of_the_forward_pass(kind: str, name: str) -> None:
+    options = {"batch_size": 90, **ORDERED[kind]}
+    tables = [TABLES[name]] * (2 if "feature_table_map" in options else 1)
+    call = make_call(tables, **options)
+    device = Device(3, order=Order.RANDOM)
+    order = order_of(call, device)
+    factors = options.get("pooling_mode") == MEAN
+    assert order.dtype == torch.uint8
+    assert order.numel() == call.indices.numel() * (16 + 4 * factors)
+    for actual, expected in two_steps(call, device, "exact_row_wise_adagrad", with_order=True):
+        for tensor, other in zip(actual, expected, strict=True):
+            assert_matches(tensor, other, slack=20.0)
+
+
+def update(call: Call, device: Device, order: Tensor | None) -> None:
+    scalars = (torch.tensor(0.1), torch.tensor(1), "exact_sgd", 1e-8, 0.9, 0.999, 0.0)
+    operators(device).tt_embedding_bag_backward_update(
+        call.grad_output(), call.cores, [], [], *call.arguments(), *scalars, False, order
+    )
+
+
+def test_order_is_only_read() -> None:
+    call = make_call([TABLES["32x8"]], batch_size=30, max_length=9)
+    order = order_of(call, Device())
+    before = order.clone()
+    update(call, Device(), order)
+    assert torch.equal(order, before)
+
+
+def test_no_order_of_several_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = make_call([TABLES["32x8"], TABLES["16x4"]], batch_size=20)
+    assert order_of(call, Device()).numel() == 0
+    call = make_call([TABLES["32x8"]], batch_size=20)
+    monkeypatch.setenv("FLOWTT_CUDA_DISABLE", "grouping")
+    assert order_of(call, Device()).numel() == 0
+    monkeypatch.delenv("FLOWTT_CUDA_DISABLE")
+    monkeypatch.setenv("FLOWTT_CUDA_FORWARD", "general")
+    assert order_of(call, Device()).numel() == 0
+
+
+@pytest.mark.parametrize(
+    "wrong", [lambda order: order[1:], Tensor.char, lambda order: order.repeat(2)[::2]]
+)
+def test_another_order_is_refused(wrong: object) -> None:
+    call = make_call([TABLES["32x8"]], batch_size=20)
+    order = order_of(call, Device())
+    with pytest.raises(RuntimeError, match=f"order: expected the {order.numel()} bytes"):
+        update(call, Device(), wrong(order))  # type: ignore[operator]

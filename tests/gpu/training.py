@@ -71,7 +71,11 @@ class Training:
         )
 
     def update(self, grad: Tensor) -> None:
-        torch.ops.flowtt.tt_embedding_bag_backward_update(*self.arguments(grad))
+        """As the modules do: with the order of the lookups that the forward pass has kept."""
+        _, order = torch.ops.flowtt.tt_embedding_bag_with_order(
+            *self.call.operands(), torch.float32, False, False
+        )
+        torch.ops.flowtt.tt_embedding_bag_backward_update(*self.arguments(grad), False, order)
 
     def states(self) -> list[list[Tensor]]:
         return [self.call.cores, self.momentum1, self.momentum2]

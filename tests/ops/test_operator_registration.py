@@ -43,6 +43,15 @@ def test_opcheck_forward(dtype: torch.dtype, weighted: bool) -> None:
     torch.library.opcheck(ops.tt_embedding_bag.default, arguments)
 
 
+def test_opcheck_forward_with_order() -> None:
+    call = mixed_call(torch.float32, True)
+    arguments = (call.cores, *call.bags.arguments(), torch.float32, False, False)
+    torch.library.opcheck(ops.tt_embedding_bag_with_order.default, arguments)
+    output, order = ops.tt_embedding_bag_with_order(*arguments)
+    assert torch.equal(output, ops.tt_embedding_bag(*arguments))
+    assert order.numel() == 0 and order.dtype == torch.uint8
+
+
 @pytest.mark.parametrize("operator", ["tt_embedding_bag_backward", "tt_embedding_bag_weights_grad"])
 def test_opcheck_gradients(operator: str) -> None:
     call = mixed_call(torch.float32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -67,6 +67,19 @@ def look_up(
 ) -> Tensor:
     """The forward operator, without checks; differentiable as the operator is."""
     output: Tensor = torch.ops.flowtt.tt_embedding_bag(
+        *_forward_arguments(lookup, indices, offsets, per_sample_weights, cores)
+    )
+    return output
+
+
+def _forward_arguments(
+    lookup: BatchedLookup,
+    indices: Tensor,
+    offsets: Tensor,
+    per_sample_weights: Tensor | None,
+    cores: Sequence[Tensor],
+) -> tuple[Any, ...]:
+    return (
         cores,
         indices,
         offsets,
@@ -79,7 +92,6 @@ def look_up(
         tf32_allowed(),
         determinism_required(),
     )
-    return output
 
 
 class _FusedLookup(torch.autograd.Function):
@@ -99,9 +111,12 @@ class _FusedLookup(torch.autograd.Function):
         # Not saved through autograd: its version check would refuse a second forward that is
         # queued before the first one's backward, as pipelined training does.
         ctx.cores = cores
-        ctx.save_for_backward(indices, offsets, per_sample_weights)
+        output, order = torch.ops.flowtt.tt_embedding_bag_with_order(
+            *_forward_arguments(lookup, indices, offsets, per_sample_weights, cores)
+        )
+        ctx.save_for_backward(indices, offsets, per_sample_weights, order)
         ctx.set_materialize_grads(False)
-        return look_up(lookup, indices, offsets, per_sample_weights, cores)
+        return cast(Tensor, output)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
@@ -115,7 +130,7 @@ class _FusedLookup(torch.autograd.Function):
         unused = (None,) * len(ctx.cores)
         if grad_output is None:
             return (None, None, None, None, None, *unused)
-        indices, offsets, per_sample_weights = ctx.saved_tensors
+        indices, offsets, per_sample_weights, order = ctx.saved_tensors
         lookup, update = ctx.lookup, ctx.update
         shape_arguments = (
             lookup.cores_per_table,
@@ -147,6 +162,7 @@ class _FusedLookup(torch.autograd.Function):
             update.beta2,
             update.weight_decay,
             tf32_allowed(),
+            order,
         )
         # The operator cannot tell autograd itself that it wrote to the cores.
         torch.autograd.graph.increment_version(ctx.cores)
@@ -173,6 +189,8 @@ def fused_lookup(
     Raises:
         RuntimeError: in a backward with ``create_graph=True``.
     """
+    if not torch.is_grad_enabled():
+        return look_up(lookup, indices, offsets, per_sample_weights, cores)
     output: Tensor = _FusedLookup.apply(
         lookup, update, indices, offsets, per_sample_weights, *cores
     )

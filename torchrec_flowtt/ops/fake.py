@@ -47,6 +47,12 @@ def _tt_embedding_bag(
     return cores[0].new_empty((batch_size, columns), dtype=output_dtype)
 
 
+def _tt_embedding_bag_with_order(cores: Sequence[Tensor], *arguments: Any) -> list[Tensor]:
+    # Where there is an order it is longer: only eager execution calls the operator.
+    output = _tt_embedding_bag(cores, *arguments)
+    return [output, cores[0].new_empty((0,), dtype=torch.uint8)]
+
+
 def _tt_embedding_bag_backward(
     grad_output: Tensor, cores: Sequence[Tensor], *_: object
 ) -> list[Tensor]:
@@ -68,6 +74,7 @@ def register() -> None:
     """Registers the fake kernels. Called once, when the package is imported."""
     kernels: dict[str, Callable[..., Any]] = {
         "tt_embedding_bag": _tt_embedding_bag,
+        "tt_embedding_bag_with_order": _tt_embedding_bag_with_order,
         "tt_embedding_bag_backward": _tt_embedding_bag_backward,
         "tt_embedding_bag_weights_grad": _tt_embedding_bag_weights_grad,
         "tt_embedding_bag_backward_update": _tt_embedding_bag_backward_update,

@@ -25,7 +25,14 @@ Notation: T tables, F features, B batch size, D_f the embedding dimension of fea
     Whether results have to be equal, bit by bit, from run to run. On CUDA that fixes the order of
     the sums over a bag; on the CPU they are equal anyway for a given number of threads.
 
+``order``
+    Of the lookups, as ``tt_embedding_bag_with_order`` returns it, uint8: what the forward pass has
+    sorted need not be sorted again. Empty where there is nothing of use: on the CPU, for small
+    calls, and for tables that do not share one launch. It belongs to the same indices, offsets and
+    weights; without it results are the same.
+
 ``tt_embedding_bag`` returns ``[B, sum_f D_f]``, or ``[nnz, D]`` without pooling;
+``tt_embedding_bag_with_order`` returns that and ``order``, and has no derivative;
 ``tt_embedding_bag_backward`` one dense gradient per core; ``tt_embedding_bag_weights_grad``
 ``[nnz]``; ``tt_embedding_bag_backward_update`` applies one optimizer step on the gradient summed
 over the batch to the core slices that were looked up.
@@ -50,6 +57,10 @@ SCHEMAS: dict[str, str] = {
         f"(Tensor[] cores, {_BAGS}, ScalarType output_dtype, bool allow_tf32, "
         "bool deterministic) -> Tensor"
     ),
+    "tt_embedding_bag_with_order": (
+        f"(Tensor[] cores, {_BAGS}, ScalarType output_dtype, bool allow_tf32, "
+        "bool deterministic) -> Tensor[]"
+    ),
     "tt_embedding_bag_backward": (
         f"(Tensor grad_output, Tensor[] cores, {_BAGS}, bool allow_tf32=False) -> Tensor[]"
     ),
@@ -58,7 +69,7 @@ SCHEMAS: dict[str, str] = {
         "(Tensor grad_output, Tensor(a!)[] cores, Tensor(b!)[] momentum1, "
         f"Tensor(c!)[] momentum2, {_BAGS}, Tensor learning_rate, Tensor iter, str optimizer, "
         "float eps, float beta1, float beta2, float weight_decay, "
-        "bool allow_tf32=False) -> ()"
+        "bool allow_tf32=False, Tensor? order=None) -> ()"
     ),
 }
 
