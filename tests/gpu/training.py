@@ -72,8 +72,10 @@ class Training:
 
     def update(self, grad: Tensor) -> None:
         """As the modules do: with the order of the lookups that the forward pass has kept."""
+        is_double = self.call.cores[0].dtype == torch.float64
+        output_dtype = torch.float64 if is_double else torch.float32
         _, order = torch.ops.flowtt.tt_embedding_bag_with_order(
-            *self.call.operands(), torch.float32, False, False
+            *self.call.operands(), output_dtype, False, False
         )
         torch.ops.flowtt.tt_embedding_bag_backward_update(*self.arguments(grad), False, order)
 
