@@ -315,13 +315,11 @@ StridedMatrix parse_grad_output(const EmbeddingBagArguments& arguments, const Te
   return {grad_output.data_ptr(), type, grad_output.stride(0), grad_output.stride(1)};
 }
 
-OptimizerStates parse_optimizer_arguments(const EmbeddingBagArguments& arguments,
-                                          const std::vector<Tensor>& original_cores,
-                                          const std::vector<Tensor>& momentum1,
-                                          const std::vector<Tensor>& momentum2,
-                                          const Tensor& learning_rate, const Tensor& iteration,
-                                          const std::string& optimizer, double eps, double beta1,
-                                          double beta2, double weight_decay) {
+OptimizerStates parse_optimizer_arguments(
+    const EmbeddingBagArguments& arguments, const std::vector<Tensor>& original_cores,
+    const std::vector<Tensor>& momentum1, const std::vector<Tensor>& momentum2,
+    const Tensor& learning_rate, const Tensor& iteration, const std::string& optimizer, double eps,
+    double beta1, double beta2, double weight_decay, bool stochastic_rounding) {
   for (size_t i = 0; i < original_cores.size(); ++i) {
     check(original_cores[i].is_contiguous(), "core ", i,
           ": the fused update writes in place and needs a contiguous core, got shape ",
@@ -344,7 +342,8 @@ OptimizerStates parse_optimizer_arguments(const EmbeddingBagArguments& arguments
                       eps,
                       beta1,
                       beta2,
-                      weight_decay};
+                      weight_decay,
+                      stochastic_rounding};
   parsed.momentum1 = parse_states(arguments, momentum1, "momentum1", type != OptimizerType::kSgd,
                                   type == OptimizerType::kRowWiseAdagrad);
   parsed.momentum2 =

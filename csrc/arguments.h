@@ -54,13 +54,11 @@ struct OptimizerStates {
 };
 
 // Also requires contiguous cores: they are written in place.
-OptimizerStates parse_optimizer_arguments(const EmbeddingBagArguments& arguments,
-                                          const std::vector<Tensor>& original_cores,
-                                          const std::vector<Tensor>& momentum1,
-                                          const std::vector<Tensor>& momentum2,
-                                          const Tensor& learning_rate, const Tensor& iteration,
-                                          const std::string& optimizer, double eps, double beta1,
-                                          double beta2, double weight_decay);
+OptimizerStates parse_optimizer_arguments(
+    const EmbeddingBagArguments& arguments, const std::vector<Tensor>& original_cores,
+    const std::vector<Tensor>& momentum1, const std::vector<Tensor>& momentum2,
+    const Tensor& learning_rate, const Tensor& iteration, const std::string& optimizer, double eps,
+    double beta1, double beta2, double weight_decay, bool stochastic_rounding);
 
 ScalarType accumulation_dtype(ElementType core_type);
 

@@ -88,14 +88,15 @@ void tt_embedding_bag_backward_update(
     std::optional<Tensor> per_sample_weights, std::vector<int64_t> cores_per_table,
     std::vector<int64_t> num_embeddings, std::vector<int64_t> feature_table_map,
     int64_t pooling_mode, Tensor learning_rate, Tensor iter, std::string optimizer, double eps,
-    double beta1, double beta2, double weight_decay, bool allow_tf32, std::optional<Tensor> order) {
+    double beta1, double beta2, double weight_decay, bool allow_tf32, std::optional<Tensor> order,
+    bool stochastic_rounding) {
   const EmbeddingBagArguments arguments =
       parse_embedding_bag_arguments(cores, indices, offsets, per_sample_weights, cores_per_table,
                                     num_embeddings, feature_table_map, pooling_mode);
   const StridedMatrix grad = parse_grad_output(arguments, grad_output);
   const OptimizerStates states =
       parse_optimizer_arguments(arguments, cores, momentum1, momentum2, learning_rate, iter,
-                                optimizer, eps, beta1, beta2, weight_decay);
+                                optimizer, eps, beta1, beta2, weight_decay, stochastic_rounding);
   Device::backward_update(arguments, grad, states, allow_tf32,
                           order.has_value() ? &*order : nullptr);
 }

@@ -119,6 +119,7 @@ void for_each_core_group(const CudaCall& call, const CoreGradients& gradients,
   const std::vector<Tensor>& cores = call.arguments().cores;
   for (size_t first = 0; first < cores.size(); first += cuda::kCoresPerLaunch) {
     CoreGroup group{};
+    group.first = static_cast<int32_t>(first);
     const size_t end = std::min(cores.size(), first + cuda::kCoresPerLaunch);
     for (size_t core = first; core < end; ++core) {
       CoreTask& task = group.tasks[group.count++];

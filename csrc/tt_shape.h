@@ -73,6 +73,9 @@ struct OptimizerArguments {
   double beta1;
   double beta2;
   double weight_decay;
+  // 16-bit cores are rounded up or down with the probabilities that make up for the error on
+  // average.
+  bool stochastic_rounding;
 };
 
 }  // namespace flowtt

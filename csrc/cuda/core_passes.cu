@@ -7,6 +7,7 @@
 #include "dependent_launch.cuh"
 #include "device_attributes.h"
 #include "launchers.h"
+#include "stochastic_rounding.cuh"
 #include "tensor_core.cuh"
 
 namespace flowtt::cuda {
@@ -40,17 +41,21 @@ struct StepConstants {
   acc_t weight_decay;
   acc_t bias_correction1;  // 1 - beta1^iter
   acc_t bias_correction2;  // 1 - beta2^iter
+  // Of the step and the core: what elements are rounded by, with stochastic rounding.
+  uint64_t seed;
 };
 
 template <typename acc_t>
-__device__ StepConstants<acc_t> load_step_constants(const OptimizerArguments& params) {
+__device__ StepConstants<acc_t> load_step_constants(const OptimizerArguments& params,
+                                                    int32_t core) {
   StepConstants<acc_t> step{acc_t(*params.learning_rate),
                             acc_t(params.eps),
                             acc_t(params.beta1),
                             acc_t(params.beta2),
                             acc_t(params.weight_decay),
                             acc_t(1),
-                            acc_t(1)};
+                            acc_t(1),
+                            rounding_seed(*params.iteration, core)};
   if (params.type == OptimizerType::kAdam) {
     const double iter = static_cast<double>(*params.iteration);
     step.bias_correction1 = acc_t(1 - pow(params.beta1, iter));
@@ -114,15 +119,25 @@ struct SteppedElements {
     if (type == OptimizerType::kAdam) momentum2 = State::at(task.momentum2, first);
   }
 
-  __device__ __forceinline__ void step_and_store(const CoreTask& task, OptimizerType type,
+  __device__ __forceinline__ void step_and_store(const CoreTask& task,
+                                                 const OptimizerArguments& params,
                                                  const StepConstants<acc_t>& step, acc_t step_size,
                                                  int64_t first) {
+    const OptimizerType type = params.type;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       const acc_t value = to_accumulator<acc_t>(values.elements[i]);
-      values.elements[i] = from_accumulator<core_t>(
+      const acc_t stepped =
           value - element_delta(type, step, step_size, value, gradients.elements[i],
-                                momentum1.elements[i], momentum2.elements[i]));
+                                momentum1.elements[i], momentum2.elements[i]);
+      if constexpr (sizeof(core_t) == 2) {
+        if (params.stochastic_rounding) {
+          values.elements[i] =
+              round_stochastically<core_t>(stepped, random_bits(step.seed, first + i));
+          continue;
+        }
+      }
+      values.elements[i] = from_accumulator<core_t>(stepped);
     }
     Neighbours<core_t, kCount>::at(task.values, first) = values;
     if (has_momentum1(type)) State::at(task.momentum1, first) = momentum1;
@@ -156,7 +171,7 @@ __device__ acc_t row_wise_step_size(const StepConstants<acc_t>& step, const Core
 
 // One step of a slice, kCount elements of a thread at a time. Called by all threads.
 template <typename core_t, int kCount>
-__device__ __forceinline__ void step_slice(const CoreTask& task, OptimizerType type,
+__device__ __forceinline__ void step_slice(const CoreTask& task, const OptimizerArguments& params,
                                            const StepConstants<accumulator_t<core_t>>& step,
                                            accumulator_t<core_t> step_size, int64_t slice) {
   // Loaded before the first is stored.
@@ -168,12 +183,12 @@ __device__ __forceinline__ void step_slice(const CoreTask& task, OptimizerType t
     SteppedElements<core_t, kCount> elements[kAhead];
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
-      if (e + i * kStride < end) elements[i].load(task, type, e + i * kStride);
+      if (e + i * kStride < end) elements[i].load(task, params.type, e + i * kStride);
     }
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       if (e + i * kStride < end) {
-        elements[i].step_and_store(task, type, step, step_size, e + i * kStride);
+        elements[i].step_and_store(task, params, step, step_size, e + i * kStride);
       }
     }
   }
@@ -198,7 +213,7 @@ __global__ void __launch_bounds__(kStepThreads)
   const CoreTask& task = group.tasks[blockIdx.y];
   // The kernel starts while the one before it ends.
   wait_for_previous_kernel();
-  const StepConstants<acc_t> step = load_step_constants<acc_t>(params);
+  const StepConstants<acc_t> step = load_step_constants<acc_t>(params, group.first + blockIdx.y);
   const bool by_vectors = has_vectors<acc_t>(task);
   for (int64_t slice = blockIdx.x; slice < task.num_slices; slice += gridDim.x) {
     if (!task.touched[slice]) continue;
@@ -206,9 +221,9 @@ __global__ void __launch_bounds__(kStepThreads)
                                 ? row_wise_step_size(step, task, slice)
                                 : acc_t(0);
     if (by_vectors) {
-      step_slice<core_t, 4>(task, params.type, step, step_size, slice);
+      step_slice<core_t, 4>(task, params, step, step_size, slice);
     } else {
-      step_slice<core_t, 1>(task, params.type, step, step_size, slice);
+      step_slice<core_t, 1>(task, params, step, step_size, slice);
     }
   }
 }

@@ -92,6 +92,7 @@ struct CoreTask {
 // The cores of one launch.
 struct CoreGroup {
   int32_t count;
+  int32_t first;  // the first one's number in the call
   CoreTask tasks[kCoresPerLaunch];
 };
 

@@ -112,9 +112,7 @@ def wrong_fused_params() -> None:
     refused(ValueError, "tt_", "lamb", "exact_adagrad")(
         sharding_with(plan, {"optimizer": EmbOptimType.LAMB})
     )
-    refused(ValueError, "tt_", "gradient_clipping")(
-        sharding_with(plan, {**ADAGRAD, "gradient_clipping": True})
-    )
+    refused(ValueError, "tt_", "max_norm")(sharding_with(plan, {**ADAGRAD, "max_norm": 1.0}))
 
 
 def fused_optimizers_without_cpu_kernel() -> None:

@@ -62,7 +62,6 @@ def test_settings_of_caches_and_checks_have_no_effect() -> None:
         "cache_load_factor": 0.2,
         "cache_precision": SparseType.FP16,
         "prefetch_pipeline": True,
-        "stochastic_rounding": False,
     }
     assert read(ignored, "t") == read({}, "t")
 
@@ -72,7 +71,9 @@ def test_settings_of_caches_and_checks_have_no_effect() -> None:
     [
         ({"optimizer": EmbOptimType.LAMB}, ("lamb", "exact_sgd")),
         ({"optimizer": OptimType.NONE}, ("none", "adam")),
-        ({"gradient_clipping": True}, ("gradient_clipping", "True")),
+        ({"gradient_clipping": 1}, ("gradient_clipping", "True or False", "1")),
+        ({"stochastic_rounding": "no"}, ("stochastic_rounding", "'no'")),
+        ({"max_gradient": -1.0}, ("max_gradient", "-1.0")),
         ({"lr_decay": 0.1}, ("lr_decay", "0.1")),
         ({"max_norm": 1.0}, ("max_norm", "1.0")),
         ({"betas": 0.9}, ("betas", "0.9")),
@@ -91,6 +92,14 @@ def test_refuses_what_would_be_ignored(params: dict, parts: tuple[str, ...]) -> 
         read(params, "clicks")
     for part in parts:
         assert part in str(caught.value)
+
+
+def test_clipping_and_rounding() -> None:
+    params = {"gradient_clipping": True, "max_gradient": 0.25, "stochastic_rounding": False}
+    config = read(params, "t").config
+    assert (config.gradient_clipping, config.max_gradient) == (True, 0.25)
+    assert not config.stochastic_rounding
+    assert read({}, "t").config.stochastic_rounding  # as in FBGEMM
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import torchrec_flowtt.ops  # noqa: F401
 from tests.ops.random_calls import Call
 from tests.ops.test_optimizer_steps import update
 from tests.reference import Bags, Optimizer, optimizer_states
+from torchrec_flowtt.functional.fused_update import BatchedLookup, FusedUpdate, fused_lookup
 
 tbe = pytest.importorskip("fbgemm_gpu.split_table_batched_embeddings_ops_training")
 common = pytest.importorskip("fbgemm_gpu.split_table_batched_embeddings_ops_common")
@@ -61,3 +62,36 @@ def test_steps_match(name: str, weight_decay: float, mean: bool) -> None:
         cores[1].fill_(1.0)  # the step moved it
         update(Call(cores, bags), states, optimizer, grad, iteration)
         torch.testing.assert_close(cores[0].reshape(N, D), weights, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_gradient_clipping_matches(weighted: bool) -> None:
+    torch.manual_seed(1)
+    theirs = tbe.SplitTableBatchedEmbeddingBagsCodegen(
+        [(N, D, common.EmbeddingLocation.HOST, tbe.ComputeDevice.CPU)],
+        optimizer=embedding_configs.EmbOptimType.EXACT_SGD,
+        learning_rate=0.1,
+        gradient_clipping=True,
+        max_gradient=0.3,
+    )
+    weights = theirs.split_embedding_weights()[0]
+    weights.copy_(torch.randn(N, D))
+    cores = [core.requires_grad_() for core in dense_as_tensor_train(weights)]
+    lookup = BatchedLookup([2], [N], [0], 0, torch.float32)
+    update = FusedUpdate(
+        "exact_sgd",
+        torch.tensor(0.1),
+        torch.tensor(0),
+        gradient_clipping=True,
+        max_gradient=0.3,
+    )
+    indices, offsets = torch.tensor([5, 1, 5, 0, 9]), torch.tensor([0, 2, 2, 3, 4, 5, 5])
+    factors = torch.randn(5) if weighted else None
+    own, their = (factors.clone().requires_grad_() if weighted else None for _ in range(2))
+    grad = torch.randn(B, D)
+    assert (grad.abs() > 0.3).any()
+    theirs(indices, offsets, per_sample_weights=their).backward(grad)
+    fused_lookup(lookup, update, indices, offsets, own, cores).backward(grad)
+    torch.testing.assert_close(cores[0].detach().reshape(N, D), weights, rtol=2e-6, atol=2e-6)
+    if weighted:
+        torch.testing.assert_close(own.grad, their.grad, rtol=2e-6, atol=2e-6)

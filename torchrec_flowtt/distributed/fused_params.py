@@ -17,7 +17,6 @@ from torchrec_flowtt.shapes import TTSpec
 # Hyper-parameters that mean nothing without the feature they tune, with the value that leaves it
 # off; anything else would be ignored silently, so it is refused.
 _OFF: dict[str, tuple[Any, ...]] = {
-    "gradient_clipping": (False,),
     "weight_decay_mode": (0, "none"),
     "weight_norm_coefficient": (0, 0.0),
     "lower_bound": (0, 0.0),
@@ -51,12 +50,10 @@ _WITHOUT_EFFECT = frozenset(
         "fused",
         "gather_uvm_cache_stats",
         "learning_rate_power",
-        "max_gradient",
         "multipass_prefetch_config",
         "prefetch_pipeline",
         "record_cache_metrics",
         "ssd_table_list",
-        "stochastic_rounding",
         "use_one_tbe_per_table",
         "uvm_host_mapped",
         "weights_precision",
@@ -98,7 +95,8 @@ class FusedOptimizerParams:
         Args:
             fused_params: ``optimizer`` (FBGEMM's ``EmbOptimType`` or its value), ``learning_rate``
                 or ``lr``, ``eps``, ``beta1``, ``beta2`` or ``betas``, ``weight_decay``,
-                ``output_dtype``; caching and bounds-check settings have no effect on a TT table.
+                ``gradient_clipping``, ``max_gradient``, ``stochastic_rounding``, ``output_dtype``;
+                caching and bounds-check settings have no effect on a TT table.
             table: name of the table, for messages.
 
         Raises:
@@ -120,8 +118,10 @@ class FusedOptimizerParams:
                     )
                 values["beta1"] = _number("betas[0]", value[0], table)
                 values["beta2"] = _number("betas[1]", value[1], table)
-            elif name in ("eps", "beta1", "beta2", "weight_decay"):
+            elif name in ("eps", "beta1", "beta2", "weight_decay", "max_gradient"):
                 values[name] = _number(name, value, table)
+            elif name in ("gradient_clipping", "stochastic_rounding"):
+                values[name] = _switch(name, value, table)
             elif name == "output_dtype":
                 output_dtype = _output_dtype(value, table)
             elif name in _OFF:
@@ -133,8 +133,8 @@ class FusedOptimizerParams:
             elif name not in _WITHOUT_EFFECT:
                 raise ValueError(
                     f"TT table {table!r}: fused_params[{name!r}] is unknown to TT tables. They "
-                    "take optimizer, learning_rate, eps, beta1, beta2, weight_decay and "
-                    "output_dtype."
+                    "take optimizer, learning_rate, eps, beta1, beta2, weight_decay, "
+                    "gradient_clipping, max_gradient, stochastic_rounding and output_dtype."
                 )
         try:
             config = OptimizerConfig(**values)
@@ -174,6 +174,14 @@ def _number(name: str, value: Any, table: str) -> float:
             f"TT table {table!r}: fused_params[{name!r}] must be a finite number, got {value!r}"
         )
     return number
+
+
+def _switch(name: str, value: Any, table: str) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(
+            f"TT table {table!r}: fused_params[{name!r}] must be True or False, got {value!r}"
+        )
+    return value
 
 
 def _output_dtype(value: Any, table: str) -> torch.dtype:

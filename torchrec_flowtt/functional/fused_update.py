@@ -34,6 +34,11 @@ class FusedUpdate:
         beta1: decay of Adam's first moment.
         beta2: decay of Adam's second moment.
         weight_decay: decoupled weight decay of Adam.
+        stochastic_rounding: of fp16 and bf16 cores on CUDA: whether a stepped value is rounded up
+            or down at random, so that steps smaller than the distance of two values are not lost.
+        gradient_clipping: whether every element of the gradient of the output is brought into
+            ``[-max_gradient, max_gradient]`` before anything is computed from it.
+        max_gradient: at least 0; without effect unless gradient_clipping is set.
     """
 
     optimizer: str
@@ -45,6 +50,9 @@ class FusedUpdate:
     beta1: float = 0.9
     beta2: float = 0.999
     weight_decay: float = 0.0
+    stochastic_rounding: bool = True
+    gradient_clipping: bool = False
+    max_gradient: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,6 +140,8 @@ class _FusedLookup(torch.autograd.Function):
             return (None, None, None, None, None, *unused)
         indices, offsets, per_sample_weights, order = ctx.saved_tensors
         lookup, update = ctx.lookup, ctx.update
+        if update.gradient_clipping:
+            grad_output = grad_output.clamp(-update.max_gradient, update.max_gradient)
         shape_arguments = (
             lookup.cores_per_table,
             lookup.num_embeddings,
@@ -163,6 +173,7 @@ class _FusedLookup(torch.autograd.Function):
             update.weight_decay,
             tf32_allowed(),
             order,
+            update.stochastic_rounding,
         )
         # The operator cannot tell autograd itself that it wrote to the cores.
         torch.autograd.graph.increment_version(ctx.cores)

@@ -67,9 +67,14 @@ class OptimizerConfig:
         beta2: decay of Adam's second moment, in [0, 1).
         weight_decay: decoupled weight decay, at least 0. TBE applies one to Adam only (its other
             optimizers here ignore the argument by default), so any other optimizer refuses it.
+        stochastic_rounding: of fp16 and bf16 cores on CUDA, which round a stepped value up or down
+            at random, so that steps smaller than the distance of two values are not lost.
+        gradient_clipping: whether every element of the gradient of the pooled output is brought
+            into ``[-max_gradient, max_gradient]`` first. Not for ``"none"``, which has no step.
+        max_gradient: at least 0; without effect unless `gradient_clipping` is set.
 
     Raises:
-        TypeError: a hyper-parameter is no real number.
+        TypeError: a hyper-parameter is no real number, or a switch no bool.
         ValueError: the optimizer is unknown, or a hyper-parameter is out of range.
 
     >>> OptimizerConfig("adam", learning_rate=0.1).optimizer
@@ -82,11 +87,17 @@ class OptimizerConfig:
     beta1: float = 0.9
     beta2: float = 0.999
     weight_decay: float = 0.0
+    stochastic_rounding: bool = True
+    gradient_clipping: bool = False
+    max_gradient: float = 1.0
 
     def __post_init__(self) -> None:
         """Converts and validates."""
         object.__setattr__(self, "optimizer", OptimType(self.optimizer))
-        for argument in ("learning_rate", "eps", "beta1", "beta2", "weight_decay"):
+        for switch in ("stochastic_rounding", "gradient_clipping"):
+            if not isinstance(getattr(self, switch), bool):
+                raise TypeError(f"{switch} must be True or False, got {getattr(self, switch)!r}")
+        for argument in ("learning_rate", "eps", "beta1", "beta2", "weight_decay", "max_gradient"):
             value = getattr(self, argument)
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 kind = type(value).__name__
@@ -96,6 +107,11 @@ class OptimizerConfig:
                 limit = f"in [0, {upper:g})" if upper == 1.0 else "finite and at least 0"
                 raise ValueError(f"{argument} must be {limit}, got {value}")
             object.__setattr__(self, argument, float(value))
+        if self.gradient_clipping and self.optimizer is OptimType.NONE:
+            raise ValueError(
+                "gradient_clipping must be False for optimizer 'none', whose gradients torch's own "
+                "optimizers and torch.nn.utils.clip_grad_value_ handle"
+            )
         if self.weight_decay and self.optimizer is not OptimType.ADAM:
             raise ValueError(
                 f"weight_decay must be 0 for optimizer {self.optimizer.value!r}, which has none "

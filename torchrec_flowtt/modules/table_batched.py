@@ -41,6 +41,10 @@ class TableBatchedFlowTTEmbeddingBags(nn.Module):
         beta1: decay of Adam's first moment.
         beta2: decay of Adam's second moment.
         weight_decay: decoupled weight decay, Adam only.
+        stochastic_rounding: of the steps of float16 and bfloat16 cores on CUDA, as in FBGEMM.
+        gradient_clipping: whether the gradient of the result is brought into
+            ``[-max_gradient, max_gradient]``, element by element, before the step.
+        max_gradient: see gradient_clipping.
         weights_precision: dtype of the cores: float32, float16, bfloat16 or float64.
         output_dtype: dtype of the result: float32, float16 or bfloat16. float64 cores always give
             float64. Not changed by autocast.
@@ -92,6 +96,9 @@ class TableBatchedFlowTTEmbeddingBags(nn.Module):
         beta1: float = 0.9,
         beta2: float = 0.999,
         weight_decay: float = 0.0,
+        stochastic_rounding: bool = True,
+        gradient_clipping: bool = False,
+        max_gradient: float = 1.0,
         weights_precision: torch.dtype = torch.float32,
         output_dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
@@ -114,7 +121,15 @@ class TableBatchedFlowTTEmbeddingBags(nn.Module):
         if self.pooling_mode is PoolingMode.NONE:
             _check_equal_dims(self.embedding_specs)
         self.optimizer_config = OptimizerConfig(
-            OptimType(optimizer), learning_rate, eps, beta1, beta2, weight_decay
+            OptimType(optimizer),
+            learning_rate,
+            eps,
+            beta1,
+            beta2,
+            weight_decay,
+            stochastic_rounding,
+            gradient_clipping,
+            max_gradient,
         )
         if weights_precision not in CORE_DTYPES:
             names = ", ".join(str(dtype) for dtype in CORE_DTYPES)
@@ -291,6 +306,9 @@ class TableBatchedFlowTTEmbeddingBags(nn.Module):
             beta1=config.beta1,
             beta2=config.beta2,
             weight_decay=config.weight_decay,
+            stochastic_rounding=config.stochastic_rounding,
+            gradient_clipping=config.gradient_clipping,
+            max_gradient=config.max_gradient,
         )
 
     def _apply(

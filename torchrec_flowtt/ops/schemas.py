@@ -31,6 +31,11 @@ Notation: T tables, F features, B batch size, D_f the embedding dimension of fea
     calls, and for tables that do not share one launch. It belongs to the same indices, offsets and
     weights; without it results are the same.
 
+``stochastic_rounding``
+    Whether stepped fp16 and bf16 cores are rounded up or down at random instead of to the nearest,
+    so that steps too small for them are not lost. What comes out depends on ``iter``, not on a
+    generator. Without effect on the CPU, as in FBGEMM.
+
 ``tt_embedding_bag`` returns ``[B, sum_f D_f]``, or ``[nnz, D]`` without pooling;
 ``tt_embedding_bag_with_order`` returns that and ``order``, and has no derivative;
 ``tt_embedding_bag_backward`` one dense gradient per core; ``tt_embedding_bag_weights_grad``
@@ -69,7 +74,7 @@ SCHEMAS: dict[str, str] = {
         "(Tensor grad_output, Tensor(a!)[] cores, Tensor(b!)[] momentum1, "
         f"Tensor(c!)[] momentum2, {_BAGS}, Tensor learning_rate, Tensor iter, str optimizer, "
         "float eps, float beta1, float beta2, float weight_decay, "
-        "bool allow_tf32=False, Tensor? order=None) -> ()"
+        "bool allow_tf32=False, Tensor? order=None, bool stochastic_rounding=False) -> ()"
     ),
 }
 
