@@ -86,8 +86,9 @@ cudaError_t launch_kernel_of(const BackwardPlan& plan, const TiledLaunch& launch
   const cudaError_t error = cudaFuncSetAttribute(
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(BackwardShared<kRank>));
   if (error != cudaSuccess) return error;
-  const int64_t blocks = std::min<int64_t>(
-      launch.lookups(), int64_t{kBackwardBlocks<kRank>} * plan.sort.multiprocessors);
+  const int64_t blocks =
+      std::min<int64_t>(launch.lookups(), int64_t{kBackwardBlocks<kRank, kThreeProducts, kShape>} *
+                                              plan.sort.multiprocessors);
   return launch_kernel(kernel, blocks, kBackwardThreads, sizeof(BackwardShared<kRank>),
                        plan.sort.dependent_launch, launch.stream, launch.plan.group, pass);
 }

@@ -11,8 +11,16 @@
 
 namespace flowtt::cuda {
 
+// Blocks of a multiprocessor: while the lookups of one wait for their sums to leave, others
+// multiply. As many as find registers.
+template <int kRank, bool kThreeProducts, GradientShape kShape>
+inline constexpr int kBackwardBlocks = kRank == 32                                         ? 2
+                                       : kThreeProducts || kShape != GradientShape::kExact ? 3
+                                                                                           : 4;
+
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
-__global__ void __launch_bounds__(kBackwardThreads, kBackwardBlocks<kRank>)
+__global__ void __launch_bounds__(kBackwardThreads,
+                                  (kBackwardBlocks<kRank, kThreeProducts, kShape>))
     tiled_backward_kernel(const __grid_constant__ TiledGroup group,
                           const __grid_constant__ BackwardPass pass) {
   using Gradients = TileGradients<core_t, kRank, kThreeProducts, kShape>;

@@ -13,10 +13,6 @@ namespace flowtt::cuda {
 
 inline constexpr int kBackwardWarps = 8;
 inline constexpr int kBackwardThreads = 32 * kBackwardWarps;
-// Blocks of a multiprocessor: while the lookups of one wait for their sums to leave, others
-// multiply. As many as find room.
-template <int kRank>
-inline constexpr int kBackwardBlocks = kRank == 16 ? 3 : 2;
 inline constexpr int kEntriesPerWarp = 4;
 inline constexpr int kTileEntries = kBackwardWarps * kEntriesPerWarp;
 // Lookups of an entry, at most: a heavy prefix is several, of any warps. Each lane of a warp looks

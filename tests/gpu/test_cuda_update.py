@@ -10,6 +10,8 @@ import torch
 from tests.gpu.calls import Table, make_call
 from tests.gpu.shapes import TABLES
 from tests.gpu.training import OPTIMIZERS, Training, assert_step_matches
+from torchrec_flowtt.modules import TableBatchedFlowTTEmbeddingBags
+from torchrec_flowtt.shapes import TTSpec
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -103,3 +105,31 @@ def test_zero_gradient_with_zero_eps_stays_finite_elsewhere(optimizer: str) -> N
     training.iter.add_(1)
     training.update(torch.ones_like(call.grad_output()))
     assert all(core.isfinite().all() for core in call.cores)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "distance"), [(torch.bfloat16, 2.0**-8), (torch.float16, 2.0**-11)], ids=str
+)
+def test_stochastic_rounding(dtype: torch.dtype, distance: float) -> None:
+    """A quarter of the distance to the next value below 1 is stepped in one of four elements."""
+    rows, columns = 500, 64
+    modules = [
+        TableBatchedFlowTTEmbeddingBags(
+            [TTSpec(rows, columns, (rows, 1), (columns, 1), (1,))],
+            learning_rate=distance / 4,
+            stochastic_rounding=stochastic,
+            weights_precision=dtype,
+            device="cuda",
+        )
+        for stochastic in (True, True, False)
+    ]
+    for module in modules:
+        for core in module.tt_cores:
+            core.data.fill_(1.0)
+        output = module(torch.arange(rows, device="cuda"), torch.arange(rows + 1, device="cuda"))
+        output.backward(torch.ones_like(output))
+    stepped, again, nearest = (module.tt_cores[0].detach().double() for module in modules)
+    assert torch.equal(stepped, again) and (nearest == 1.0).all()
+    lower = stepped == 1.0 - distance
+    assert ((stepped == 1.0) | lower).all()
+    assert abs(lower.double().mean().item() - 0.25) < 5 * (0.1875 / lower.numel()) ** 0.5
