@@ -14,6 +14,16 @@ namespace flowtt {
 // Device::forward(arguments, output, output_type, allow_tf32, deterministic, order); order: null,
 // or an empty tensor that may be replaced.
 template <typename Device>
+Tensor look_up(const EmbeddingBagArguments& arguments, ScalarType output_dtype, bool allow_tf32,
+               bool deterministic, Tensor* order) {
+  const ElementType output_type = parse_output_type(arguments, output_dtype);
+  const std::vector<int64_t> size = {arguments.output_rows, arguments.total_columns};
+  Tensor output = torch::stable::new_empty(arguments.cores[0], size, output_dtype);
+  Device::forward(arguments, output, output_type, allow_tf32, deterministic, order);
+  return output;
+}
+
+template <typename Device>
 Tensor tt_embedding_bag(std::vector<Tensor> cores, Tensor indices, Tensor offsets,
                         std::optional<Tensor> per_sample_weights,
                         std::vector<int64_t> cores_per_table, std::vector<int64_t> num_embeddings,
@@ -22,11 +32,7 @@ Tensor tt_embedding_bag(std::vector<Tensor> cores, Tensor indices, Tensor offset
   const EmbeddingBagArguments arguments =
       parse_embedding_bag_arguments(cores, indices, offsets, per_sample_weights, cores_per_table,
                                     num_embeddings, feature_table_map, pooling_mode);
-  const ElementType output_type = parse_output_type(arguments, output_dtype);
-  const std::vector<int64_t> size = {arguments.output_rows, arguments.total_columns};
-  Tensor output = torch::stable::new_empty(cores[0], size, output_dtype);
-  Device::forward(arguments, output, output_type, allow_tf32, deterministic, nullptr);
-  return output;
+  return look_up<Device>(arguments, output_dtype, allow_tf32, deterministic, nullptr);
 }
 
 // {output, order}
@@ -39,11 +45,8 @@ std::vector<Tensor> tt_embedding_bag_with_order(
   const EmbeddingBagArguments arguments =
       parse_embedding_bag_arguments(cores, indices, offsets, per_sample_weights, cores_per_table,
                                     num_embeddings, feature_table_map, pooling_mode);
-  const ElementType output_type = parse_output_type(arguments, output_dtype);
-  const std::vector<int64_t> size = {arguments.output_rows, arguments.total_columns};
-  Tensor output = torch::stable::new_empty(cores[0], size, output_dtype);
   Tensor order = torch::stable::new_empty(cores[0], std::vector<int64_t>{0}, ScalarType::Byte);
-  Device::forward(arguments, output, output_type, allow_tf32, deterministic, &order);
+  Tensor output = look_up<Device>(arguments, output_dtype, allow_tf32, deterministic, &order);
   return {output, order};
 }
 
