@@ -50,19 +50,19 @@ std::vector<Tensor> tt_embedding_bag_with_order(
   return {output, order};
 }
 
-// Device::backward(arguments, grad, allow_tf32), gradients like the cores.
+// Device::backward(arguments, grad, allow_tf32, order), gradients like the cores; order: null or of
+// the forward pass.
 template <typename Device>
-std::vector<Tensor> tt_embedding_bag_backward(Tensor grad_output, std::vector<Tensor> cores,
-                                              Tensor indices, Tensor offsets,
-                                              std::optional<Tensor> per_sample_weights,
-                                              std::vector<int64_t> cores_per_table,
-                                              std::vector<int64_t> num_embeddings,
-                                              std::vector<int64_t> feature_table_map,
-                                              int64_t pooling_mode, bool allow_tf32) {
+std::vector<Tensor> tt_embedding_bag_backward(
+    Tensor grad_output, std::vector<Tensor> cores, Tensor indices, Tensor offsets,
+    std::optional<Tensor> per_sample_weights, std::vector<int64_t> cores_per_table,
+    std::vector<int64_t> num_embeddings, std::vector<int64_t> feature_table_map,
+    int64_t pooling_mode, bool allow_tf32, std::optional<Tensor> order) {
   const EmbeddingBagArguments arguments =
       parse_embedding_bag_arguments(cores, indices, offsets, per_sample_weights, cores_per_table,
                                     num_embeddings, feature_table_map, pooling_mode);
-  return Device::backward(arguments, parse_grad_output(arguments, grad_output), allow_tf32);
+  return Device::backward(arguments, parse_grad_output(arguments, grad_output), allow_tf32,
+                          order.has_value() ? &*order : nullptr);
 }
 
 // Device::weights_grad(arguments, grad, weights_grad)

@@ -33,7 +33,8 @@ struct Cpu {
   }
 
   static std::vector<Tensor> backward(const EmbeddingBagArguments& arguments,
-                                      const StridedMatrix& grad, bool /*allow_tf32*/) {
+                                      const StridedMatrix& grad, bool /*allow_tf32*/,
+                                      const Tensor* /*order*/) {
     std::vector<Tensor> core_grads;
     std::vector<void*> data;
     for (const Tensor& core : arguments.cores) {

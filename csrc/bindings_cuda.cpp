@@ -177,10 +177,11 @@ struct Cuda {
   }
 
   static std::vector<Tensor> backward(const EmbeddingBagArguments& arguments,
-                                      const StridedMatrix& grad, bool allow_tf32) {
+                                      const StridedMatrix& grad, bool allow_tf32,
+                                      const Tensor* order) {
     const CudaCall call("tt_embedding_bag_backward", arguments);
     CoreGradients gradients = allocate_core_gradients(call, /*with_touched=*/false);
-    accumulate_core_gradients(call, grad, gradients, allow_tf32, /*order=*/nullptr);
+    accumulate_core_gradients(call, grad, gradients, allow_tf32, order);
 
     std::vector<Tensor> core_grads;
     std::vector<void*> data;

@@ -204,6 +204,18 @@ def test_order_of_the_forward_pass(kind: str, name: str) -> None:
             assert_matches(tensor, other, slack=20.0)
 
 
+@pytest.mark.parametrize("kind", ORDERED)
+def test_order_for_dense_gradients(kind: str) -> None:
+    options = {"batch_size": 90, **ORDERED[kind]}
+    call = make_call([TABLES["32x8"]] * (2 if "feature_table_map" in options else 1), **options)
+    grad = call.grad_output()
+    device = Device(3, order=Order.RANDOM)
+    order = order_of(call, device)
+    arguments = (grad, *call.operands(), False, order)
+    actual = operators(device).tt_embedding_bag_backward(*arguments)
+    assert_near(actual, expect(call).gradients(grad)[0], THREE_PRODUCTS)
+
+
 def update(call: Call, device: Device, order: Tensor | None) -> None:
     scalars = (torch.tensor(0.1), torch.tensor(1), "exact_sgd", 1e-8, 0.9, 0.999, 0.0)
     operators(device).tt_embedding_bag_backward_update(

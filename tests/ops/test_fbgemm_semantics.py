@@ -14,7 +14,8 @@ import torchrec_flowtt.ops  # noqa: F401
 from tests.ops.random_calls import Call
 from tests.ops.test_optimizer_steps import update
 from tests.reference import Bags, Optimizer, optimizer_states
-from torchrec_flowtt.functional.fused_update import BatchedLookup, FusedUpdate, fused_lookup
+from torchrec_flowtt.functional.fused_update import FusedUpdate, fused_lookup
+from torchrec_flowtt.functional.lookup import BatchedLookup
 
 tbe = pytest.importorskip("fbgemm_gpu.split_table_batched_embeddings_ops_training")
 common = pytest.importorskip("fbgemm_gpu.split_table_batched_embeddings_ops_common")

@@ -13,7 +13,7 @@ from torchrec_flowtt.functional.embedding_bag import (
     check_integers,
     checked_output_dtype,
 )
-from torchrec_flowtt.functional.fused_update import BatchedLookup
+from torchrec_flowtt.functional.lookup import BatchedLookup
 from torchrec_flowtt.functional.pooling import PoolingMode
 
 __all__ = ["tt_embedding"]

@@ -16,12 +16,8 @@ from torchrec_flowtt.functional.cores import (
     embedding_dim,
     padded_num_embeddings,
 )
-from torchrec_flowtt.functional.fused_update import (
-    BatchedLookup,
-    FusedUpdate,
-    fused_lookup,
-    look_up,
-)
+from torchrec_flowtt.functional.fused_update import FusedUpdate, fused_lookup
+from torchrec_flowtt.functional.lookup import BatchedLookup, look_up
 from torchrec_flowtt.functional.pooling import PoolingMode
 from torchrec_flowtt.shapes.arguments import checked_integer
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchrec_flowtt.functional.torch_settings import determinism_required, tf32_allowed
+from torchrec_flowtt.functional.lookup import BatchedLookup, look_up, look_up_with_order
+from torchrec_flowtt.functional.torch_settings import tf32_allowed
 
-__all__ = ["BatchedLookup", "FusedUpdate", "fused_lookup"]
+__all__ = ["FusedUpdate", "fused_lookup"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,53 +56,6 @@ class FusedUpdate:
     max_gradient: float = 1.0
 
 
-@dataclasses.dataclass(frozen=True)
-class BatchedLookup:
-    """The arguments of the operators that are no tensors; see `torchrec_flowtt.ops`."""
-
-    cores_per_table: list[int]
-    num_embeddings: list[int]
-    feature_table_map: list[int]
-    pooling_mode: int
-    output_dtype: torch.dtype
-
-
-def look_up(
-    lookup: BatchedLookup,
-    indices: Tensor,
-    offsets: Tensor,
-    per_sample_weights: Tensor | None,
-    cores: Sequence[Tensor],
-) -> Tensor:
-    """The forward operator, without checks; differentiable as the operator is."""
-    output: Tensor = torch.ops.flowtt.tt_embedding_bag(
-        *_forward_arguments(lookup, indices, offsets, per_sample_weights, cores)
-    )
-    return output
-
-
-def _forward_arguments(
-    lookup: BatchedLookup,
-    indices: Tensor,
-    offsets: Tensor,
-    per_sample_weights: Tensor | None,
-    cores: Sequence[Tensor],
-) -> tuple[Any, ...]:
-    return (
-        cores,
-        indices,
-        offsets,
-        per_sample_weights,
-        lookup.cores_per_table,
-        lookup.num_embeddings,
-        lookup.feature_table_map,
-        lookup.pooling_mode,
-        lookup.output_dtype,
-        tf32_allowed(),
-        determinism_required(),
-    )
-
-
 class _FusedLookup(torch.autograd.Function):
     """One node for all tables and features, so that a table shared by features steps once."""
 
@@ -119,12 +73,10 @@ class _FusedLookup(torch.autograd.Function):
         # Not saved through autograd: its version check would refuse a second forward that is
         # queued before the first one's backward, as pipelined training does.
         ctx.cores = cores
-        output, order = torch.ops.flowtt.tt_embedding_bag_with_order(
-            *_forward_arguments(lookup, indices, offsets, per_sample_weights, cores)
-        )
+        output, order = look_up_with_order(lookup, indices, offsets, per_sample_weights, cores)
         ctx.save_for_backward(indices, offsets, per_sample_weights, order)
         ctx.set_materialize_grads(False)
-        return cast(Tensor, output)
+        return output
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
@@ -142,17 +94,16 @@ class _FusedLookup(torch.autograd.Function):
         lookup, update = ctx.lookup, ctx.update
         if update.gradient_clipping:
             grad_output = grad_output.clamp(-update.max_gradient, update.max_gradient)
-        shape_arguments = (
-            lookup.cores_per_table,
-            lookup.num_embeddings,
-            lookup.feature_table_map,
-            lookup.pooling_mode,
-        )
         weights_grad = None
         if ctx.needs_input_grad[4]:
             # Before the step: the derivative belongs to the cores of the forward pass.
             weights_grad = torch.ops.flowtt.tt_embedding_bag_weights_grad(
-                grad_output, ctx.cores, indices, offsets, per_sample_weights, *shape_arguments
+                grad_output,
+                ctx.cores,
+                indices,
+                offsets,
+                per_sample_weights,
+                *lookup.shape_arguments,
             )
         update.iter.add_(1)
         torch.ops.flowtt.tt_embedding_bag_backward_update(
@@ -163,7 +114,7 @@ class _FusedLookup(torch.autograd.Function):
             indices,
             offsets,
             per_sample_weights,
-            *shape_arguments,
+            *lookup.shape_arguments,
             update.learning_rate,
             update.iter,
             update.optimizer,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchrec_flowtt.functional import FusedUpdate, PoolingMode
 from torchrec_flowtt.functional.cores import CORE_DTYPES, accumulation_dtype
 from torchrec_flowtt.functional.embedding_bag import batched_lookup
-from torchrec_flowtt.functional.fused_update import BatchedLookup
+from torchrec_flowtt.functional.lookup import BatchedLookup
 from torchrec_flowtt.modules.initialization import default_variance, initialize_tt_cores_
 from torchrec_flowtt.modules.lookup_errors import NAMED_ERRORS, named_in_batch
 from torchrec_flowtt.modules.optimizers import OptimizerConfig, OptimType

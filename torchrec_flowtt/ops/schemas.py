@@ -67,7 +67,8 @@ SCHEMAS: dict[str, str] = {
         "bool deterministic) -> Tensor[]"
     ),
     "tt_embedding_bag_backward": (
-        f"(Tensor grad_output, Tensor[] cores, {_BAGS}, bool allow_tf32=False) -> Tensor[]"
+        f"(Tensor grad_output, Tensor[] cores, {_BAGS}, bool allow_tf32=False, "
+        "Tensor? order=None) -> Tensor[]"
     ),
     "tt_embedding_bag_weights_grad": f"(Tensor grad_output, Tensor[] cores, {_BAGS}) -> Tensor",
     "tt_embedding_bag_backward_update": (

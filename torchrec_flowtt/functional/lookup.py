@@ -1,0 +1,130 @@
+"""The forward operator, and its backward with dense gradients of the cores."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchrec_flowtt.functional.torch_settings import determinism_required, tf32_allowed
+
+__all__ = ["BatchedLookup", "look_up", "look_up_with_order"]
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchedLookup:
+    """The arguments of the operators that are no tensors; see `torchrec_flowtt.ops`."""
+
+    cores_per_table: list[int]
+    num_embeddings: list[int]
+    feature_table_map: list[int]
+    pooling_mode: int
+    output_dtype: torch.dtype
+
+    @property
+    def shape_arguments(self) -> tuple[list[int], list[int], list[int], int]:
+        """Those that every operator has."""
+        return (
+            self.cores_per_table,
+            self.num_embeddings,
+            self.feature_table_map,
+            self.pooling_mode,
+        )
+
+
+def look_up(
+    lookup: BatchedLookup,
+    indices: Tensor,
+    offsets: Tensor,
+    per_sample_weights: Tensor | None,
+    cores: Sequence[Tensor],
+) -> Tensor:
+    """The lookup, without checks; differentiable once.
+
+    In eager execution the backward has the order into which the forward has sorted the lookups;
+    a graph of ``torch.compile`` has the plain operators.
+    """
+    tensors = cores if per_sample_weights is None else (*cores, per_sample_weights)
+    is_differentiated = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    output: Tensor
+    if is_differentiated and not torch.compiler.is_compiling():
+        output, _ = _OrderedLookup.apply(lookup, indices, offsets, per_sample_weights, *cores)
+    else:
+        output = torch.ops.flowtt.tt_embedding_bag(
+            *_forward_arguments(lookup, indices, offsets, per_sample_weights, cores)
+        )
+    return output
+
+
+def look_up_with_order(
+    lookup: BatchedLookup,
+    indices: Tensor,
+    offsets: Tensor,
+    per_sample_weights: Tensor | None,
+    cores: Sequence[Tensor],
+) -> tuple[Tensor, Tensor]:
+    """The lookup without a derivative, and the order of the lookups for a backward operator."""
+    output, order = torch.ops.flowtt.tt_embedding_bag_with_order(
+        *_forward_arguments(lookup, indices, offsets, per_sample_weights, cores)
+    )
+    return output, order
+
+
+def _forward_arguments(
+    lookup: BatchedLookup,
+    indices: Tensor,
+    offsets: Tensor,
+    per_sample_weights: Tensor | None,
+    cores: Sequence[Tensor],
+) -> tuple[Any, ...]:
+    return (
+        cores,
+        indices,
+        offsets,
+        per_sample_weights,
+        *lookup.shape_arguments,
+        lookup.output_dtype,
+        tf32_allowed(),
+        determinism_required(),
+    )
+
+
+class _OrderedLookup(torch.autograd.Function):
+    """As the derivative of the operator (`torchrec_flowtt.ops.autograd`), with the order kept."""
+
+    @staticmethod
+    def forward(
+        lookup: BatchedLookup,
+        indices: Tensor,
+        offsets: Tensor,
+        per_sample_weights: Tensor | None,
+        *cores: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        return look_up_with_order(lookup, indices, offsets, per_sample_weights, cores)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        lookup, indices, offsets, per_sample_weights, *cores = inputs
+        _, order = output
+        ctx.mark_non_differentiable(order)
+        ctx.save_for_backward(indices, offsets, per_sample_weights, order, *cores)
+        ctx.lookup = lookup
+        ctx.allow_tf32 = tf32_allowed()
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
+        indices, offsets, per_sample_weights, order, *cores = ctx.saved_tensors
+        grad_output = grad_outputs[0]
+        bags = (indices, offsets, per_sample_weights, *ctx.lookup.shape_arguments)
+        core_grads: Sequence[Tensor | None] = [None] * len(cores)
+        weights_grad = None
+        if any(ctx.needs_input_grad[4:]):
+            core_grads = torch.ops.flowtt.tt_embedding_bag_backward(
+                grad_output, cores, *bags, ctx.allow_tf32, order
+            )
+        if ctx.needs_input_grad[3]:
+            weights_grad = torch.ops.flowtt.tt_embedding_bag_weights_grad(grad_output, cores, *bags)
+        return (None, None, None, weights_grad, *core_grads)
