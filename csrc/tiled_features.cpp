@@ -95,24 +95,22 @@ bool needs_three_products(ElementType core_type, ElementType output_type, bool a
 }
 
 // Of what is kept of a call's lookups: their entries, then their factors if they have any.
-int64_t order_bytes(const EmbeddingBagArguments& arguments) {
-  const bool has_factors = arguments.bags.per_sample_weights != nullptr ||
-                           arguments.bags.pooling_mode == PoolingMode::kMean;
-  return arguments.bags.nnz *
-         static_cast<int64_t>(sizeof(cuda::GroupedLookup) + (has_factors ? sizeof(float) : 0));
+int64_t order_bytes(const BagBatch& bags) {
+  return bags.nnz * static_cast<int64_t>(sizeof(cuda::GroupedLookup) +
+                                         (cuda::has_factors(bags) ? sizeof(float) : 0));
 }
 
 cuda::LookupOrder parse_order(const EmbeddingBagArguments& arguments, const Tensor& order) {
   cuda::LookupOrder result{};
   if (order.numel() == 0) return result;
-  const int64_t bytes = order_bytes(arguments);
+  const int64_t bytes = order_bytes(arguments.bags);
   STD_TORCH_CHECK(order.numel() == bytes && order.scalar_type() == ScalarType::Byte &&
                       order.is_contiguous() && order.device() == arguments.cores[0].device(),
                   "order: expected the ", bytes, " bytes on the cores' device that ",
                   "flowtt::tt_embedding_bag_with_order returns for these lookups, or none, got ",
                   order.numel(), " elements");
   result.entries = static_cast<cuda::GroupedLookup*>(order.mutable_data_ptr());
-  if (bytes > arguments.bags.nnz * static_cast<int64_t>(sizeof(cuda::GroupedLookup))) {
+  if (cuda::has_factors(arguments.bags)) {
     result.factors = reinterpret_cast<float*>(result.entries + arguments.bags.nnz);
   }
   return result;
@@ -169,8 +167,8 @@ std::vector<int64_t> look_up_tiled_features(const CudaCall& call, const cuda::Po
     plan.wants_order = order != nullptr && end - first == arguments.features.size();
     call.check(cuda::plan_tiled_forward(arguments.bags, output, &plan));
     cuda::LookupOrder kept{};
-    if (plan.keeps_order) {
-      *order = call.empty(order_bytes(arguments), ScalarType::Byte);
+    if (plan.saves_order) {
+      *order = call.empty(order_bytes(arguments.bags), ScalarType::Byte);
       kept = parse_order(arguments, *order);
     }
     Tensor workspace = call.empty(static_cast<int64_t>(plan.workspace_bytes), ScalarType::Byte);

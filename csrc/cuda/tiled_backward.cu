@@ -188,8 +188,7 @@ cudaError_t plan_tiled_backward(const BagBatch& batch, const StridedMatrix& grad
   sort.lookups_per_range = ceil_div(batch.nnz, ranges);
   sort.samples_per_range = batch.batch_size;
   sort.chunk_shift = choose_chunk_shift(sort.lookups_per_range, sort.multiprocessors);
-  sort.has_factors =
-      batch.per_sample_weights != nullptr || batch.pooling_mode == PoolingMode::kMean;
+  sort.has_factors = has_factors(batch);
   // An order is of a whole call.
   if (ranges > 1) plan->order = {};
   WorkspaceLayout layout(nullptr);

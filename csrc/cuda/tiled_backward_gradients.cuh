@@ -40,7 +40,7 @@ class TileGradients {
   using Product = GradientProduct<kThreeProducts>;
 
  public:
-  // Vectors of BackwardTile::second, of which those of a lane differ in j2.
+  // Vectors of BackwardTile::second.
   static constexpr uint32_t kOwnSecond = Tile::kSecondElements / 4 / kBackwardThreads;
   static_assert(kOwnSecond > 0);
 
@@ -114,9 +114,9 @@ class TileGradients {
   // Beside those of GradientLookup::third.
   static constexpr uint32_t kIsLookup = 0x08000000u;
   static constexpr uint32_t kLastOfEntry = 0x40000000u;
+  static constexpr uint32_t kSlotShift = 28;
   // Rows that are on their way while one is worked on.
   static constexpr uint32_t kRowsAhead = 4;
-  static constexpr uint32_t kSlotShift = 28;
 
   struct ThirdSlice {
     float2 rows[kRank / 8];  // r2 = 8 n + g at columns 2 t and 2 t + 1
@@ -125,7 +125,7 @@ class TileGradients {
   // A lane's share of a row of grad_output, see column_of_lane.
   static constexpr uint32_t kOwnColumnsOfRow =
       kExact ? kGradientQ * kGradientQ * kExactColumns / 32 : 4;
-  struct LaneRow {
+  struct alignas(kOwnColumnsOfRow * sizeof(float)) LaneRow {
     float columns[kOwnColumnsOfRow];
   };
   // The elements of a row, [(j1, j2), j3], that a lane needs as operands.
@@ -166,6 +166,12 @@ class TileGradients {
   static __device__ __forceinline__ float load(const core_t* source) {
     return to_accumulator<float>(*source);
   }
+  // The lane's element of what starts at `first`, computed once.
+  template <typename T>
+  static __device__ __forceinline__ T* of_lane(T* first, uint32_t element) {
+    return reinterpret_cast<T*>(hold(reinterpret_cast<uint64_t>(first + element)));
+  }
+
   // Adds to two neighbours of a gradient; second_exists, first_exists: of them.
   __device__ __forceinline__ void add(float* target, float first, float second, bool first_exists,
                                       bool second_exists) const {

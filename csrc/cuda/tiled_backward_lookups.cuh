@@ -45,13 +45,7 @@ __device__ __forceinline__
     TileGradients<core_t, kRank, kThreeProducts, kShape>::exchange(const LaneRow& own) const {
   float* const row = tile_.rows[warp_];
   if constexpr (kExact) {
-    struct alignas(4 * kOwnColumnsOfRow) Vector {
-      float columns[kOwnColumnsOfRow];
-    };
-    Vector v;
-#pragma unroll
-    for (uint32_t i = 0; i < kOwnColumnsOfRow; ++i) v.columns[i] = own.columns[i];
-    reinterpret_cast<Vector*>(row)[lane_] = v;
+    store_at(row, lane_ * static_cast<uint32_t>(sizeof(LaneRow)), own);
   } else {
     const uint32_t columns = q1_ * q2_ * q3_;
 #pragma unroll
@@ -121,9 +115,6 @@ __device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kSh
   own_.factor = ahead.lookup.factor;
   lookups_ = hold(__popc(__ballot_sync(kAllLanes, ahead.flags != 0)));
   ids_ = __ballot_sync(kAllLanes, (own_.third & kLastOfId) != 0);
-  const auto of_lane = [&](auto* first, uint32_t elements) {
-    return reinterpret_cast<decltype(first)>(hold(reinterpret_cast<uint64_t>(first + elements)));
-  };
   lane_third_ = of_lane(third_, g_ * q3_ + 2 * t_);
   if constexpr (kPairs) {
     lane_row_ = of_lane(static_cast<const float*>(grad_.data) + column_, column_of_lane(0));
@@ -143,8 +134,7 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::work_on_lookups() {
   if (targets_.touched[2] != nullptr && lane_ < lookups_) {
     targets_.touched[2][own_.third % 65536u] = 1;
   }
-  float* const target_of_lane = reinterpret_cast<float*>(
-      hold(reinterpret_cast<uint64_t>(targets_.gradients[2] + (g_ * q3_ + 2 * t_))));
+  float* const target_of_lane = of_lane(targets_.gradients[2], g_ * q3_ + 2 * t_);
   const uint32_t products = hold(Tile::product_lane(lane_));
   const uint32_t gradients =
       hold(Tile::gradient_place(g_ / 4, g_ % 4, t_ / 2) + t_ % 2 * static_cast<uint32_t>(8));

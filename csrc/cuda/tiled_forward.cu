@@ -59,21 +59,21 @@ TiledWorkspace place_workspace(const TiledPlan& plan, const PooledOutput& output
   if (plan.folds) {
     // Rows take the place of the entries that folding has read.
     workspace.rows =
-        layout->take<char>(plan.keeps_order ? rows_bytes : std::max(rows_bytes, entries_bytes));
+        layout->take<char>(plan.saves_order ? rows_bytes : std::max(rows_bytes, entries_bytes));
     workspace.entries = static_cast<GroupedLookup*>(workspace.rows);
     sorted_with = layout->take<char>(std::max(entries_bytes, sort_bytes));
     workspace.folded_rows = static_cast<GroupedLookup*>(sorted_with);
     workspace.folded_factors = layout->take<float>(plan.has_factors ? plan.lookups_per_range : 0);
   } else {
-    workspace.entries = layout->take<GroupedLookup>(plan.keeps_order ? 0 : plan.lookups_per_range);
+    workspace.entries = layout->take<GroupedLookup>(plan.saves_order ? 0 : plan.lookups_per_range);
     workspace.rows = layout->take<char>(buffered > 0 ? std::max(rows_bytes, sort_bytes) : 0);
     sorted_with = workspace.rows;
   }
   workspace.row_slots = static_cast<uint32_t>(plan.row_slots);
   workspace.single_slots = plan.single_slots;
-  const bool has_own_factors = plan.has_factors && !plan.keeps_order;
+  const bool has_own_factors = plan.has_factors && !plan.saves_order;
   workspace.factors = layout->take<float>(has_own_factors ? plan.lookups_per_range : 0);
-  if (plan.keeps_order) {
+  if (plan.saves_order) {
     workspace.entries = order.entries;
     workspace.factors = order.factors;
   }
@@ -188,8 +188,7 @@ cudaError_t plan_tiled_forward(const BagBatch& batch, const PooledOutput& output
   error = read_attribute(cudaDevAttrMultiProcessorCount, &plan->multiprocessors);
   if (error != cudaSuccess) return error;
   plan_rows(batch, plan);
-  plan->has_factors =
-      batch.per_sample_weights != nullptr || batch.pooling_mode == PoolingMode::kMean;
+  plan->has_factors = has_factors(batch);
   plan->has_sums = plan->adds_to_sums && output.type != ElementType::kFloat32;
   plan->samples_per_range = batch.batch_size;
   if (plan->has_sums) {
@@ -206,7 +205,7 @@ cudaError_t plan_tiled_forward(const BagBatch& batch, const PooledOutput& output
 
   plan_packing(plan);
   plan->chunk_shift = choose_chunk_shift(plan->lookups_per_range, plan->multiprocessors);
-  plan->keeps_order = plan->wants_order && plan->tiling.kind == TilingKind::kTiled &&
+  plan->saves_order = plan->wants_order && plan->tiling.kind == TilingKind::kTiled &&
                       (plan->disabled & kGroupingDisabled) == 0 && batch.nnz > 0 &&
                       plan->lookups_per_range == batch.nnz &&
                       plan->samples_per_range == batch.batch_size;

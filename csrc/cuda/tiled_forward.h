@@ -49,7 +49,7 @@ struct TiledPlan {
   bool three_products;
   bool deterministic;  // every sum in the same order in every run
   uint32_t disabled;   // mechanisms, see tiled_params.h
-  bool wants_order;    // of the lookups, see keeps_order
+  bool wants_order;    // of the lookups, see saves_order
   TiledGroup group;
   // Set by plan_tiled_forward.
   int64_t lookups_per_range;
@@ -69,7 +69,7 @@ struct TiledPlan {
   bool has_factors;
   bool adds_to_sums;  // sums are not written once, by the pooling kernel
   bool has_sums;      // in the workspace
-  bool keeps_order;   // launch_tiled_forward writes it down: the call is sorted, and at once
+  bool saves_order;   // launch_tiled_forward writes it down: the call is sorted, and at once
   size_t workspace_bytes;
 };
 

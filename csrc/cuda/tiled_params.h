@@ -54,6 +54,11 @@ struct __align__(16) GroupedLookup {
 // Bag of one lookup: its row is stored; rows of other bags are buffered or added.
 inline constexpr uint32_t kLoneLookup = 0x80000000u;
 
+// Whether rows are multiplied by more than 1 before they are added up.
+inline bool has_factors(const BagBatch& batch) {
+  return batch.per_sample_weights != nullptr || batch.pooling_mode == PoolingMode::kMean;
+}
+
 // In row_of_lookup, instead of a slot: the contraction has added the row to the sum.
 inline constexpr uint32_t kAddedRow = 0xffffffffu;
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from tests import reference
 from tests.gpu.calls import Call
 from tests.gpu.expected import assert_matches, expect
+from torchrec_flowtt.functional.cores import accumulation_dtype
 
 OPTIMIZERS = ["exact_sgd", "exact_adagrad", "exact_row_wise_adagrad", "adam"]
 
@@ -72,8 +73,7 @@ class Training:
 
     def update(self, grad: Tensor) -> None:
         """As the modules do: with the order of the lookups that the forward pass has kept."""
-        is_double = self.call.cores[0].dtype == torch.float64
-        output_dtype = torch.float64 if is_double else torch.float32
+        output_dtype = accumulation_dtype(self.call.cores[0].dtype)
         _, order = torch.ops.flowtt.tt_embedding_bag_with_order(
             *self.call.operands(), output_dtype, False, False
         )

@@ -121,7 +121,7 @@ class FusedOptimizerParams:
             elif name in ("eps", "beta1", "beta2", "weight_decay", "max_gradient"):
                 values[name] = _number(name, value, table)
             elif name in ("gradient_clipping", "stochastic_rounding"):
-                values[name] = _switch(name, value, table)
+                values[name] = value
             elif name == "output_dtype":
                 output_dtype = _output_dtype(value, table)
             elif name in _OFF:
@@ -138,7 +138,7 @@ class FusedOptimizerParams:
                 )
         try:
             config = OptimizerConfig(**values)
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise ValueError(f"TT table {table!r}: fused_params: {error}") from None
         return cls(config, output_dtype)
 
@@ -174,14 +174,6 @@ def _number(name: str, value: Any, table: str) -> float:
             f"TT table {table!r}: fused_params[{name!r}] must be a finite number, got {value!r}"
         )
     return number
-
-
-def _switch(name: str, value: Any, table: str) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(
-            f"TT table {table!r}: fused_params[{name!r}] must be True or False, got {value!r}"
-        )
-    return value
 
 
 def _output_dtype(value: Any, table: str) -> torch.dtype:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -58,15 +59,7 @@ class FlowTTEmbeddingBagKernel(BaseEmbedding):
             pooling_mode=(
                 PoolingMode.MEAN if config.pooling == PoolingType.MEAN else PoolingMode.SUM
             ),
-            optimizer=params.config.optimizer,
-            learning_rate=params.config.learning_rate,
-            eps=params.config.eps,
-            beta1=params.config.beta1,
-            beta2=params.config.beta2,
-            weight_decay=params.config.weight_decay,
-            stochastic_rounding=params.config.stochastic_rounding,
-            gradient_clipping=params.config.gradient_clipping,
-            max_gradient=params.config.max_gradient,
+            **dataclasses.asdict(params.config),
             weights_precision=data_type_to_dtype(config.data_type),
             output_dtype=params.output_dtype,
             device=device,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchrec_flowtt.functional.lookup import BatchedLookup, look_up, look_up_with_order
+from torchrec_flowtt.functional.lookup import BatchedLookup, look_up_with_order
 from torchrec_flowtt.functional.torch_settings import tf32_allowed
 
 __all__ = ["FusedUpdate", "fused_lookup"]
@@ -151,8 +151,6 @@ def fused_lookup(
     Raises:
         RuntimeError: in a backward with ``create_graph=True``.
     """
-    if not torch.is_grad_enabled():
-        return look_up(lookup, indices, offsets, per_sample_weights, cores)
     output: Tensor = _FusedLookup.apply(
         lookup, update, indices, offsets, per_sample_weights, *cores
     )

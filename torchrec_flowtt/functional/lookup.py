@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchrec_flowtt.functional.torch_settings import determinism_required, tf32_allowed
+from torchrec_flowtt.ops.autograd import gradients
 
 __all__ = ["BatchedLookup", "look_up", "look_up_with_order"]
 
@@ -117,14 +118,12 @@ class _OrderedLookup(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
         indices, offsets, per_sample_weights, order, *cores = ctx.saved_tensors
-        grad_output = grad_outputs[0]
         bags = (indices, offsets, per_sample_weights, *ctx.lookup.shape_arguments)
-        core_grads: Sequence[Tensor | None] = [None] * len(cores)
-        weights_grad = None
-        if any(ctx.needs_input_grad[4:]):
-            core_grads = torch.ops.flowtt.tt_embedding_bag_backward(
-                grad_output, cores, *bags, ctx.allow_tf32, order
-            )
-        if ctx.needs_input_grad[3]:
-            weights_grad = torch.ops.flowtt.tt_embedding_bag_weights_grad(grad_output, cores, *bags)
+        core_grads, weights_grad = gradients(
+            (grad_outputs[0], cores, *bags),
+            any(ctx.needs_input_grad[4:]),
+            ctx.needs_input_grad[3],
+            ctx.allow_tf32,
+            order,
+        )
         return (None, None, None, weights_grad, *core_grads)

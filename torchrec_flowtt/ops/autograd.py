@@ -24,16 +24,39 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, grad_output: Tensor) -> tuple[Any, ...]:
-    indices, offsets, per_sample_weights, *cores = ctx.saved_tensors
-    arguments = (grad_output, cores, indices, offsets, per_sample_weights, *ctx.bag_arguments)
-    ops = torch.ops.flowtt
-    core_grads: Sequence[Tensor | None] = [None] * len(cores)
-    weights_grad = None
-    if any(ctx.needs_input_grad[0]):
-        core_grads = ops.tt_embedding_bag_backward(*arguments, ctx.allow_tf32)
-    if per_sample_weights is not None and ctx.needs_input_grad[3]:
-        weights_grad = ops.tt_embedding_bag_weights_grad(*arguments)
+    bags, cores = ctx.saved_tensors[:3], ctx.saved_tensors[3:]
+    core_grads, weights_grad = gradients(
+        (grad_output, cores, *bags, *ctx.bag_arguments),
+        any(ctx.needs_input_grad[0]),
+        ctx.needs_input_grad[3],
+        ctx.allow_tf32,
+    )
     return (core_grads, None, None, weights_grad, *[None] * _ARGUMENTS_WITHOUT_GRADIENT)
+
+
+def gradients(
+    arguments: tuple[Any, ...],
+    of_cores: bool,
+    of_weights: bool,
+    allow_tf32: bool,
+    order: Tensor | None = None,
+) -> tuple[Sequence[Tensor | None], Tensor | None]:
+    """Those that are asked for, of the cores and of the per-sample weights; None for the others.
+
+    Args:
+        arguments: of ``tt_embedding_bag_weights_grad``, which ``tt_embedding_bag_backward`` has
+            too: the gradient of the output, the cores, and the bags.
+        of_cores: whether the cores' are.
+        of_weights: whether the weights' is.
+        allow_tf32: see `torchrec_flowtt.ops.schemas`.
+        order: see there.
+    """
+    ops = torch.ops.flowtt
+    core_grads: Sequence[Tensor | None] = [None] * len(arguments[1])
+    if of_cores:
+        core_grads = ops.tt_embedding_bag_backward(*arguments, allow_tf32, order)
+    weights_grad = ops.tt_embedding_bag_weights_grad(*arguments) if of_weights else None
+    return core_grads, weights_grad
 
 
 def _no_second_derivative(ctx: Any, *grads: Any) -> Any:
