@@ -49,22 +49,26 @@ BackwardWorkspace place_workspace(const BackwardPlan& plan, WorkspaceLayout* lay
   }
   // What is only sorted with is dead before anything is planned.
   const int64_t sort_words = chunks * (kBinSums + kMaxTiledBins);
-  const int64_t work_bytes =
-      lookups * static_cast<int64_t>(sizeof(GradientEntry) + sizeof(GradientTile));
+  const int64_t tiles = first_tile_of_class(lookups, kTileClasses);
+  const int64_t work_bytes = lookups * static_cast<int64_t>(sizeof(GradientEntry)) +
+                             tiles * static_cast<int64_t>(sizeof(GradientTile));
   char* const shared =
       layout->take<char>(std::max(sort_words * static_cast<int64_t>(sizeof(uint32_t)), work_bytes));
   workspace.sort.bin_sums = reinterpret_cast<uint32_t*>(shared);
   workspace.sort.bin_starts = workspace.sort.bin_sums + chunks * kBinSums;
   workspace.work.entries = reinterpret_cast<GradientEntry*>(shared);
   workspace.work.tiles = reinterpret_cast<GradientTile*>(workspace.work.entries + lookups);
-  workspace.work.tile_count = workspace.sort.control;
+  for (uint32_t i = 0; i < kTileClasses; ++i) {
+    workspace.work.first_tiles[i] = static_cast<uint32_t>(first_tile_of_class(lookups, i));
+  }
+  workspace.work.tile_counts = workspace.sort.control;
   workspace.work.taken_tiles = workspace.sort.control + kControlWords / 2;  // in another line
   return workspace;
 }
 
-// cleared: what is to be zeros after it.
+// cleared: what is to be zeros after it; is_sorted: as the kernel takes it.
 cudaError_t launch_planning(const TiledLaunch& launch, const BackwardWork& work,
-                            const ClearedVectors& cleared) {
+                            const ClearedVectors& cleared, bool is_sorted) {
   // Large ones are cut into fewer tiles that are not full; small calls are better spread. No
   // granule has lookups of two features.
   const int64_t others = launch.plan.group.count - 1;
@@ -76,7 +80,7 @@ cudaError_t launch_planning(const TiledLaunch& launch, const BackwardWork& work,
   return launch_kernel(tiled_backward_planning_kernel, planning + clearing, kPlanThreads, 0,
                        launch.plan.dependent_launch, launch.stream, launch.plan.group, launch.batch,
                        launch.range, launch.workspace, work, most, static_cast<int32_t>(planning),
-                       cleared);
+                       cleared, is_sorted);
 }
 
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
@@ -224,9 +228,13 @@ cudaError_t launch_tiled_backward(const BackwardPlan& plan, const BagBatch& batc
       error = launch_prepare<NoPacking>(launch, cleared);
       cleared.count = 0;
     } else {
-      error = cudaMemsetAsync(pieces.sort.control, 0, kControlWords * sizeof(uint32_t), stream);
+      const ClearedVectors counters{reinterpret_cast<uint4*>(pieces.sort.control),
+                                    kControlWords / 4};
+      error = launch_kernel(tiled_backward_counters_kernel, 1, kPlanThreads, 0,
+                            sort.dependent_launch, stream, counters);
     }
-    if (error == cudaSuccess) error = launch_planning(launch, pieces.work, cleared);
+    const bool is_sorted = plan.order.entries != nullptr;
+    if (error == cudaSuccess) error = launch_planning(launch, pieces.work, cleared, is_sorted);
     if (error != cudaSuccess) return error;
     error = sort.core_type == ElementType::kFloat32 ? launch_core_type<float>(plan, launch, pass)
             : sort.core_type == ElementType::kFloat16

@@ -16,6 +16,7 @@ template <int kRank>
 struct BackwardShared {
   BackwardTile<kRank> tile;
   TileSlot slots[2];  // the tile that is worked on, and the next
+  uint2 classes[32];  // see TileQueue
 };
 
 // Parameters of the kernel beside those of the sort.

@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(kBackwardThreads,
     const uint32_t f = slot.feature();
     return Gradients(shared, slot, group.features[f], pass.targets[f], pass);
   };
-  TileQueue queue(pass.work);
+  TileQueue queue(pass.work, shared.classes);
   if (leads) queue.start(shared.slots[0]);
   __syncthreads();
   if (shared.slots[0].count() == 0) return;

@@ -58,11 +58,10 @@ struct GradientPlanScratch {
   GradientEntry entries[kPlanThreads];
   uint32_t entry_i2[kPlanThreads];
   uint16_t entry_cost[kPlanThreads];
-  BlockBits prefixes;   // lookups that start a run of one prefix,
-  BlockBits starts;     // an entry,
-  BlockBits seconds;    // entries that start a run of one i2,
-  BlockBits tiles;      // a tile
-  uint32_t first_tile;  // of the granule
+  BlockBits prefixes;  // lookups that start a run of one prefix,
+  BlockBits starts;    // an entry,
+  BlockBits seconds;   // entries that start a run of one i2,
+  BlockBits tiles;     // a tile
 };
 
 // Cuts the `count` lookups of scratch.sorted into entries: their number. granule: the number of the
@@ -98,6 +97,7 @@ __device__ __forceinline__ int32_t plan_entries(const BackwardWork& work,
     uint32_t place = first;
     uint32_t ids = 0;
     bool is_last = true;
+#pragma unroll 4
     for (uint32_t other = first; other < end; ++other) {
       const uint32_t of_other = scratch.leaders[other];
       ids += of_other == other;
@@ -124,9 +124,7 @@ __device__ __forceinline__ void plan_tiles(const BackwardWork& work, GradientPla
   const uint32_t of_run = i - scratch.seconds.last_up_to_own();
   const bool starts = exists && (i == 0 || of_run % kTileEntries == 0);
   scratch.tiles.set(i == 0 || starts);
-  const uint32_t tiles = __syncthreads_count(starts);
-  // In any order: whoever is free takes the next.
-  if (i == 0) scratch.first_tile = atomicAdd(work.tile_count, tiles);
+  __syncthreads();
   const uint32_t first = scratch.tiles.last_up_to_own();
   const uint32_t tile = scratch.tiles.count_up_to_own() - 1;
   if (exists && (static_cast<int32_t>(i) + 1 == entries || scratch.tiles.has(i + 1))) {
@@ -138,14 +136,20 @@ __device__ __forceinline__ void plan_tiles(const BackwardWork& work, GradientPla
   const uint32_t count = scratch.tile_entries[tile];
   const uint32_t own_cost = scratch.entry_cost[i];
   uint32_t rank = 0;
+  uint32_t tile_cost = 0;
+#pragma unroll 8
   for (uint32_t other = first; other < first + count; ++other) {
     const uint32_t cost = scratch.entry_cost[other];
+    tile_cost += cost;
     rank += cost > own_cost || (cost == own_cost && other < i);
   }
   work.entries[granule + first + rank] = {own.lookups + granule, own.i1};
   if (i == first) {
-    work.tiles[scratch.first_tile + tile] = {(granule + first) | count << kCountShift,
-                                             i2 | feature << 16};
+    // In any order within the class: whoever is free takes the next.
+    const uint32_t found = tile_class(tile_cost);
+    const uint32_t number = atomicAdd(work.tile_counts + found, 1u);
+    work.tiles[work.first_tiles[found] + number] = {(granule + first) | count << kCountShift,
+                                                    i2 | feature << 16};
   }
 }
 

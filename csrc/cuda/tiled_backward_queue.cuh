@@ -1,10 +1,12 @@
 // Which tiles a block of the backward pass works on. All blocks take them one by one from one
-// queue, and each knows its next tile and that tile's entries before it has finished its last.
+// queue, class after class, and each knows its next tile and that tile's entries before it has
+// finished its last.
 
 #pragma once
 
 #include "matrix_memory.cuh"
 #include "tiled_backward_tile.cuh"
+#include "tiled_segments.cuh"
 
 namespace flowtt::cuda {
 
@@ -22,8 +24,14 @@ struct TileSlot {
 // By the first warp of a block; one step after the other for each tile but the first.
 class TileQueue {
  public:
-  __device__ __forceinline__ explicit TileQueue(const BackwardWork& work)
-      : work_(work), lane_(threadIdx.x % 32), tiles_(__ldcg(work.tile_count)) {}
+  __device__ __forceinline__ TileQueue(const BackwardWork& work, uint2 (&classes)[32])
+      : work_(work), classes_(classes), lane_(threadIdx.x % 32) {
+    if (threadIdx.x >= 32) return;
+    const uint32_t own = lane_ < kTileClasses ? __ldcg(work.tile_counts + lane_) : 0;
+    const uint32_t up_to = inclusive_sum(own);
+    const uint32_t first = lane_ < kTileClasses ? work.first_tiles[lane_] : 0;
+    classes[lane_] = make_uint2(up_to, first - (up_to - own));
+  }
 
   // The block's first tile. A barrier must follow.
   __device__ __forceinline__ void start(TileSlot& slot) {
@@ -53,15 +61,20 @@ class TileQueue {
   }
   __device__ __forceinline__ void find(uint32_t number) {
     tile_ = {0, 0};
-    if (number < tiles_) {
-      const uint2 words = __ldcg(reinterpret_cast<const uint2*>(work_.tiles) + number);
+    const uint2 own = classes_[lane_];
+    const uint32_t later = __ballot_sync(kAllLanes, number < own.x);
+    const uint32_t place = number + __shfl_sync(kAllLanes, own.y, (__ffs(later) - 1) & 31);
+    if (later != 0) {
+      const uint2 words = __ldcg(reinterpret_cast<const uint2*>(work_.tiles) + place);
       tile_ = {words.x, words.y};
     }
   }
 
   const BackwardWork& work_;
+  // Of the lane's class, or of all classes: {tiles up to its last, where its tiles are, less the
+  // number of the first}.
+  uint2 (&classes_)[32];
   const uint32_t lane_;
-  const uint32_t tiles_;
   uint32_t number_ = 0;  // of the tile after the next, beside the first of each block
   GradientTile tile_;
 };

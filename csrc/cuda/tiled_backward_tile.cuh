@@ -50,12 +50,45 @@ struct __align__(8) GradientTile {
   uint32_t second;  // i2 | feature of the group << 16
 };
 
+// Tiles come in classes, those that take longest first: what is left for the end, when blocks have
+// to wait for the last one, is short. An entry costs 1 for each lookup and 2 for each distinct id,
+// which is what a warp takes for them. Tiles of hot ids, which cost up to twice what full ones of
+// others do, are not a class of their own: they do little but read rows, and take turns with those
+// that multiply.
+inline constexpr uint32_t kTileClasses = 6;
+inline constexpr int64_t kMaxLookupCost = 3;
+
+// The least cost of a class.
+constexpr uint32_t tile_class_cost(uint32_t tile_class) {
+  constexpr uint32_t kCosts[kTileClasses] = {180, 140, 100, 60, 30, 0};
+  return kCosts[tile_class];
+}
+
+__device__ __forceinline__ uint32_t tile_class(uint32_t cost) {
+  uint32_t found = 0;
+#pragma unroll
+  for (uint32_t i = 0; i + 1 < kTileClasses; ++i) found += cost < tile_class_cost(i);
+  return found;
+}
+
+// Where the tiles of a class start, if there are so many lookups: there cannot be more of each than
+// their cost allows. kTileClasses: where the last class ends.
+constexpr int64_t first_tile_of_class(int64_t lookups, uint32_t tile_class) {
+  int64_t first = 0;
+  for (uint32_t i = 0; i < tile_class; ++i) {
+    const int64_t least = tile_class_cost(i);
+    first += least == 0 ? lookups : kMaxLookupCost * lookups / least;
+  }
+  return first;
+}
+
 struct BackwardWork {
   GradientLookup* lookups;
   GradientEntry* entries;
   GradientTile* tiles;
-  uint32_t* tile_count;
-  uint32_t* taken_tiles;  // beside the first of each block
+  uint32_t first_tiles[kTileClasses];  // first_tile_of_class
+  uint32_t* tile_counts;               // of each class
+  uint32_t* taken_tiles;               // beside the first of each block
 };
 
 // The rank in its tile of the entry that is in this slot of a warp.
