@@ -50,13 +50,14 @@ __global__ void __launch_bounds__(kBackwardThreads,
     Gradients tile = gradients_of(shared.slots[number]);
     TileSlot& next = shared.slots[number ^ 1];
     tile.start_lookups(ahead);
-    if (leads) queue.advance();
+    if (leads) queue.ask();
     // The last tile has been read, and this one's slice of core 2 is there.
     __syncthreads();
     tile.compute_products(first);
-    if (leads) queue.fetch(next);
+    if (leads) queue.find(next);
     __syncwarp();
     tile.work_on_lookups();
+    if (leads) queue.fetch(next);
     __syncwarp();
     tile.add_first_gradients();
     wait_for_copies();

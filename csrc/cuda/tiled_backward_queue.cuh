@@ -21,7 +21,9 @@ struct TileSlot {
   __device__ __forceinline__ uint32_t feature() const { return tile.second / 65536u; }
 };
 
-// By the first warp of a block; one step after the other for each tile but the first.
+// By the first warp of a block. For each tile but the first: ask, find, fetch, with other work
+// between them, so that what each step waits for arrives meanwhile. A number is drawn no earlier
+// than that: the last tiles go to blocks that have nothing else.
 class TileQueue {
  public:
   __device__ __forceinline__ TileQueue(const BackwardWork& work, uint2 (&classes)[32])
@@ -35,38 +37,38 @@ class TileQueue {
 
   // The block's first tile. A barrier must follow.
   __device__ __forceinline__ void start(TileSlot& slot) {
-    ask();
-    find(blockIdx.x);
+    find(slot, blockIdx.x);
     fetch(slot);
     wait_for_copies();
   }
-  // Starts to find out which tile is next, and asks for the number of the one after it.
-  __device__ __forceinline__ void advance() {
-    const uint32_t number = gridDim.x + __shfl_sync(kAllLanes, number_, 0);
-    ask();
-    find(number);
+  // Asks for the number of the next tile.
+  __device__ __forceinline__ void ask() {
+    if (lane_ == 0) number_ = gridDim.x + atomicAdd(work_.taken_tiles, 1u);
   }
-  // Starts to fetch the next tile's entries. The slot has been read.
+  // Starts to find out which tile that is. The slot has been read.
+  __device__ __forceinline__ void find(TileSlot& slot) {
+    find(slot, __shfl_sync(kAllLanes, number_, 0));
+  }
+  // Starts to fetch its entries.
   __device__ __forceinline__ void fetch(TileSlot& slot) {
-    if (lane_ == 0) slot.tile = tile_;
-    if (lane_ < tile_.entries >> kCountShift) {
-      const uint32_t first = tile_.entries % (1u << kCountShift);
+    wait_for_copies();
+    __syncwarp();
+    if (lane_ < slot.count()) {
+      const uint32_t first = slot.tile.entries % (1u << kCountShift);
       copy_async_8(shared_address(&slot.entries[lane_]), work_.entries + first + lane_);
     }
   }
 
  private:
-  __device__ __forceinline__ void ask() {
-    if (lane_ == 0) number_ = atomicAdd(work_.taken_tiles, 1u);
-  }
-  __device__ __forceinline__ void find(uint32_t number) {
-    tile_ = {0, 0};
+  __device__ __forceinline__ void find(TileSlot& slot, uint32_t number) {
     const uint2 own = classes_[lane_];
     const uint32_t later = __ballot_sync(kAllLanes, number < own.x);
     const uint32_t place = number + __shfl_sync(kAllLanes, own.y, (__ffs(later) - 1) & 31);
-    if (later != 0) {
-      const uint2 words = __ldcg(reinterpret_cast<const uint2*>(work_.tiles) + place);
-      tile_ = {words.x, words.y};
+    if (lane_ != 0) return;
+    if (later == 0) {
+      slot.tile = {0, 0};
+    } else {
+      copy_async_8(shared_address(&slot.tile), work_.tiles + place);
     }
   }
 
@@ -75,8 +77,7 @@ class TileQueue {
   // number of the first}.
   uint2 (&classes_)[32];
   const uint32_t lane_;
-  uint32_t number_ = 0;  // of the tile after the next, beside the first of each block
-  GradientTile tile_;
+  uint32_t number_ = 0;  // in lane 0
 };
 
 }  // namespace flowtt::cuda
