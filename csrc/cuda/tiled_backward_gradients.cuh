@@ -39,6 +39,9 @@ class TileGradients {
   static constexpr uint32_t kExactColumns = kRank / kGradientQ;
   static constexpr bool kFullColumns = kExact && kExactColumns == kGradientColumns;
   using Product = GradientProduct<kThreeProducts>;
+  // G2[i2] is loaded by vectors of its rows.
+  static constexpr bool kSecondByRows =
+      kExact && kRank == SecondRows::kRank && std::is_same_v<core_t, float>;
 
  public:
   // Vectors of BackwardTile::second.
@@ -54,7 +57,7 @@ class TileGradients {
 
   // What a thread loads for a tile before the last one is finished.
   struct Ahead {
-    float4 second[kOwnSecond];
+    float4 second[kOwnSecond];  // as SecondRows or as SecondVector says
     // The lane's lookup: of the warp's lookups, entry after entry.
     GradientLookup lookup;
     uint32_t flags;  // 0: there is none

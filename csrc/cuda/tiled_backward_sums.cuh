@@ -30,6 +30,17 @@ __device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kSh
     const uint4 words = __ldcg(reinterpret_cast<const uint4*>(work.lookups) + lookup);
     ahead.lookup = {words.x, words.y, __uint_as_float(words.z), 0};
   }
+  if constexpr (kSecondByRows) {
+    const SecondRows own(threadIdx.x);
+    const core_t* const second =
+        second_ + slot_.i2() * static_cast<int64_t>(Tile::kSecondElements) + own.element;
+#pragma unroll
+    for (uint32_t i = 0; i < kOwnSecond; ++i) {
+      ahead.second[i] =
+          __ldg(reinterpret_cast<const float4*>(second + SecondRows::element_step(i)));
+    }
+    return;
+  }
   const SecondVector<kRank> v(threadIdx.x);
   const core_t* const second =
       second_ + ((int64_t{slot_.i2()} * r1_ + v.r1) * q2_ + v.j2) * r2_ + v.r2;
@@ -81,6 +92,20 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::load_first() const {
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kShape>::store_second(
     const Ahead& ahead) const {
+  if constexpr (kSecondByRows) {
+    const SecondRows own(threadIdx.x);
+    const uint32_t place = hold(own.place);
+#pragma unroll
+    for (uint32_t i = 0; i < kOwnSecond; ++i) {
+      const float4 v = ahead.second[i];
+      const float columns[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+      for (uint32_t n = 0; n < 4; ++n) {
+        store_at(tile_.second, SecondRows::place_at(place, i, n), Product::operand(columns[n]));
+      }
+    }
+    return;
+  }
   const uint32_t place = hold(
       Tile::second_place(lane_ * Tile::kVectorBytes, warp_ / Tile::kHalves, warp_ % Tile::kHalves));
 #pragma unroll
@@ -224,6 +249,8 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::sum_second_gradient() cons
       hold(Tile::gradient_place(t_, columns.j2, (columns.r2 + g_) / 4) + g_ % 4 * 4);
 #pragma unroll 1
   for (uint32_t number = 0; number < count_; number += kBackwardWarps) {
+    const uint32_t swap = Tile::odd_is_first(number) * Tile::kEntryBytes;
+    const uint32_t gradients[2] = {gradient + swap, gradient + Tile::kEntryBytes - swap};
 #pragma unroll
     for (uint32_t pair = 0; pair < kBackwardWarps / 2; ++pair) {
       float4 a[kHalves];
@@ -233,13 +260,15 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::sum_second_gradient() cons
       }
 #pragma unroll
       for (uint32_t n = 0; n < kOwnColumns; ++n) {
-        const uint32_t place =
-            Tile::gradient_place_of(gradient, 0, 2 * n) + 2 * pair * Tile::kEntryBytes;
-        const float b0 = load_at<float>(tile_.products, place);
-        const float b1 = load_at<float>(tile_.products, place + Tile::kEntryBytes);
+        float b[2];
+#pragma unroll
+        for (uint32_t i = 0; i < 2; ++i) {
+          b[i] = load_at<float>(tile_.products, Tile::gradient_place_of(gradients[i], 0, 2 * n) +
+                                                    2 * pair * Tile::kEntryBytes);
+        }
 #pragma unroll
         for (uint32_t m = 0; m < kHalves; ++m) {
-          Product::multiply_add(sums.columns[n][m], a[m], b0, b1);
+          Product::multiply_add(sums.columns[n][m], a[m], b[0], b[1]);
         }
       }
     }

@@ -188,8 +188,9 @@ struct __align__(128) BackwardTile {
            (lane_place ^ m * 2 * kVectorBytes);
   }
 
-  // Elements r1 = g + 16 m and g + 16 m + 8 of row j1 of `first`, of entries 2 pair and then
-  // 2 pair + 1: in the vector of lane 4 g + j1.
+  // Elements r1 = g + 16 m and g + 16 m + 8 of row j1 of `first`, of one and then the other of
+  // entries 2 pair and 2 pair + 1: in the vector of lane 4 g + j1. Which is first alternates from
+  // one slot of the warps to the next where lanes that write for two slots would meet in banks.
   static __device__ __forceinline__ uint32_t first_lane(uint32_t lane) {
     return (kHalves == 1 ? lane ^ lane >> 4 << 2 : lane) * kVectorBytes;
   }
@@ -197,12 +198,16 @@ struct __align__(128) BackwardTile {
                                                          uint32_t m) {
     return (pair * kHalves + m) * kWarpBytes + (lane_place ^ m * 4 * kVectorBytes);
   }
+  // 1 if the odd one of the pair of `entry` comes first.
+  static __device__ __forceinline__ uint32_t odd_is_first(uint32_t entry) {
+    return kHalves == 2 ? entry / kBackwardWarps % 2 : 0;
+  }
   // Element r1 = kRank / 4 * t + i of row j1 of an entry.
   static __device__ __forceinline__ uint32_t first_element_lane(uint32_t entry, uint32_t j1,
                                                                 uint32_t t) {
     const uint32_t r1 = kRank / 4 * t;
     return first_place(first_lane(4 * (r1 % 8) + j1), entry / 2, r1 / 16) +
-           (entry % 2 * 2 + r1 / 8 % 2) * sizeof(float);
+           ((entry % 2 ^ odd_is_first(entry)) * 2 + r1 / 8 % 2) * sizeof(float);
   }
   static __device__ __forceinline__ uint32_t first_element_place(uint32_t lane_place, uint32_t i) {
     return lane_place ^ i * 4 * kVectorBytes;
@@ -241,6 +246,40 @@ struct SecondVector {
     j2 = column_tile / (2 * kHalves);
     r2 = c + 8 * e;
   }
+};
+
+// The vectors of rows of G2[i2] that a thread loads, where q = (4, 4, 8) and both ranks are 32, and
+// where their elements go in `second`: lanes load 64 bytes of a row at a time, of such rows that
+// what they store meets in no bank.
+struct SecondRows {
+  static constexpr int kRank = 32;
+  uint32_t element;  // of the slice
+  uint32_t place;    // of that element, in bytes
+
+  __device__ __forceinline__ explicit SecondRows(uint32_t thread) {
+    const uint32_t v = thread % 4;  // of the vectors of a row
+    const uint32_t i = thread / 4 % 4;
+    const uint32_t t = thread / 16 % 2 * 2;
+    const uint32_t r2_part = thread / 32 % 2;
+    const uint32_t j2 = thread / 64;
+    element = ((kRank / 4 * t + i) * kGradientQ + j2) * kRank + 16 * r2_part + 4 * v;
+    const uint32_t column_tile = (2 * j2 + v % 2) * 2 + r2_part;
+    place = column_tile * 2 * kWarpBytes + ((v / 2 * 4 + t) ^ v % 2) * kVectorBytes + i * 4;
+  }
+  // From the first vector to vector `step`: 4 and then 8 rows below.
+  static constexpr __device__ __forceinline__ uint32_t element_step(uint32_t step) {
+    return (step % 2 * 4 + step / 2 * 8) * kGradientQ * kRank;
+  }
+  // Of column `column` of vector `step`.
+  static __device__ __forceinline__ uint32_t place_at(uint32_t place, uint32_t step,
+                                                      uint32_t column) {
+    return (place ^ (step % 2 * 2 + step / 2) * kVectorBytes) + step % 2 * kWarpBytes +
+           column * 8 * kVectorBytes;
+  }
+
+ private:
+  static constexpr uint32_t kVectorBytes = BackwardTile<kRank>::kVectorBytes;
+  static constexpr uint32_t kWarpBytes = BackwardTile<kRank>::kWarpBytes;
 };
 
 // In shared memory, so many bytes from `base` on.
