@@ -158,6 +158,7 @@ torch.cuda.synchronize()
 operators = {
     "forward": call.forward,
     "backward": lambda: call.backward(grad),
+    "deterministic backward": lambda: call.backward(grad, deterministic=True),
     "weights_grad": lambda: call.weights_grad(grad),
 }
 try:
@@ -174,6 +175,9 @@ except Exception as error:
         ("id too large", "forward", "general"),
         ("id too large", "forward", "tiled"),
         ("negative id", "backward", "general"),
+        ("negative id", "deterministic backward", "general"),
+        ("decreasing offsets", "deterministic backward", "general"),
+        ("offsets past the end", "deterministic backward", "general"),
         ("decreasing offsets", "weights_grad", "general"),
         ("decreasing offsets", "forward", "tiled"),
         ("offsets past the end", "forward", "general"),
