@@ -60,7 +60,8 @@ def test_opcheck_update(optimizer: str) -> None:
 
 
 @pytest.mark.parametrize("pooling_mode", [0, 1])
-def test_gradcheck(pooling_mode: int) -> None:
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_gradcheck(pooling_mode: int, deterministic: bool) -> None:
     call = requiring_gradients(small_call(torch.float64))
     call.pooling_mode = pooling_mode
     cores, indices, offsets, weights, *rest = call.operands()
@@ -74,11 +75,13 @@ def test_gradcheck(pooling_mode: int) -> None:
             tensors[count],
             *rest,
             torch.float64,
-            *[False] * 2,
+            False,
+            deterministic,
         )
 
     # Atomic sums come in any order.
-    assert torch.autograd.gradcheck(lookup, (*cores, weights), nondet_tol=1e-12)
+    tolerance = 0.0 if deterministic else 1e-12
+    assert torch.autograd.gradcheck(lookup, (*cores, weights), nondet_tol=tolerance)
 
 
 @pytest.mark.parametrize("path", ["general", "tiled"])
