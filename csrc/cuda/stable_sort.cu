@@ -2,6 +2,8 @@
 
 #include "stable_sort.h"
 
+#define CCCL_DISABLE_NVTX  // ranges for profilers, by a library that is looked for at run time
+
 #include <cub/device/device_radix_sort.cuh>
 
 namespace flowtt::cuda {
