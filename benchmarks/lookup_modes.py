@@ -107,7 +107,6 @@ FLOWTT_MODES = (
         2e-6,
         3e-5,
         deterministic,
-        phases=("forward",),
         repeats_exactly=True,
     ),
 )

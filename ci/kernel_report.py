@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 BEGIN, END = "<!-- kernel report -->", "<!-- end of kernel report -->"
+_OWN_KERNELS = "_ZN6flowtt"
 _PTXAS_NAME = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")
 _PTXAS_STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill")
 _PTXAS_USED = re.compile(r"Used (\d+) registers")
@@ -105,7 +106,9 @@ def table(kernels: Iterable[Resources]) -> str:
 def main(arguments: Sequence[str]) -> int:
     """Replaces the report in a page."""
     log, page = map(Path, arguments)
-    found = list(parse(log.read_text().splitlines()))
+    every = parse(log.read_text().splitlines())
+    # Those of libraries are not ours to report.
+    found = [resources for resources in every if resources.kernel.startswith(_OWN_KERNELS)]
     if not found:
         print(f"{log}: no kernel in it; was it built with -Xptxas -v?", file=sys.stderr)
         return 1

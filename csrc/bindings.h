@@ -50,19 +50,19 @@ std::vector<Tensor> tt_embedding_bag_with_order(
   return {output, order};
 }
 
-// Device::backward(arguments, grad, allow_tf32, order), gradients like the cores; order: null or of
-// the forward pass.
+// Device::backward(arguments, grad, allow_tf32, order, deterministic), gradients like the cores;
+// order: null or of the forward pass.
 template <typename Device>
 std::vector<Tensor> tt_embedding_bag_backward(
     Tensor grad_output, std::vector<Tensor> cores, Tensor indices, Tensor offsets,
     std::optional<Tensor> per_sample_weights, std::vector<int64_t> cores_per_table,
     std::vector<int64_t> num_embeddings, std::vector<int64_t> feature_table_map,
-    int64_t pooling_mode, bool allow_tf32, std::optional<Tensor> order) {
+    int64_t pooling_mode, bool allow_tf32, std::optional<Tensor> order, bool deterministic) {
   const EmbeddingBagArguments arguments =
       parse_embedding_bag_arguments(cores, indices, offsets, per_sample_weights, cores_per_table,
                                     num_embeddings, feature_table_map, pooling_mode);
   return Device::backward(arguments, parse_grad_output(arguments, grad_output), allow_tf32,
-                          order.has_value() ? &*order : nullptr);
+                          order.has_value() ? &*order : nullptr, deterministic);
 }
 
 // Device::weights_grad(arguments, grad, weights_grad)
@@ -82,8 +82,8 @@ Tensor tt_embedding_bag_weights_grad(Tensor grad_output, std::vector<Tensor> cor
   return weights_grad;
 }
 
-// Device::backward_update(arguments, grad, states, allow_tf32, order); order: null or of the
-// forward pass.
+// Device::backward_update(arguments, grad, states, allow_tf32, order, deterministic); order: null
+// or of the forward pass.
 template <typename Device>
 void tt_embedding_bag_backward_update(
     Tensor grad_output, std::vector<Tensor> cores, std::vector<Tensor> momentum1,
@@ -92,7 +92,7 @@ void tt_embedding_bag_backward_update(
     std::vector<int64_t> num_embeddings, std::vector<int64_t> feature_table_map,
     int64_t pooling_mode, Tensor learning_rate, Tensor iter, std::string optimizer, double eps,
     double beta1, double beta2, double weight_decay, bool allow_tf32, std::optional<Tensor> order,
-    bool stochastic_rounding) {
+    bool stochastic_rounding, bool deterministic) {
   const EmbeddingBagArguments arguments =
       parse_embedding_bag_arguments(cores, indices, offsets, per_sample_weights, cores_per_table,
                                     num_embeddings, feature_table_map, pooling_mode);
@@ -101,7 +101,7 @@ void tt_embedding_bag_backward_update(
       parse_optimizer_arguments(arguments, cores, momentum1, momentum2, learning_rate, iter,
                                 optimizer, eps, beta1, beta2, weight_decay, stochastic_rounding);
   Device::backward_update(arguments, grad, states, allow_tf32,
-                          order.has_value() ? &*order : nullptr);
+                          order.has_value() ? &*order : nullptr, deterministic);
 }
 
 template <typename Device>

@@ -34,7 +34,7 @@ struct Cpu {
 
   static std::vector<Tensor> backward(const EmbeddingBagArguments& arguments,
                                       const StridedMatrix& grad, bool /*allow_tf32*/,
-                                      const Tensor* /*order*/) {
+                                      const Tensor* /*order*/, bool /*deterministic*/) {
     std::vector<Tensor> core_grads;
     std::vector<void*> data;
     for (const Tensor& core : arguments.cores) {
@@ -52,7 +52,7 @@ struct Cpu {
 
   static void backward_update(const EmbeddingBagArguments& arguments, const StridedMatrix& grad,
                               const OptimizerStates& states, bool /*allow_tf32*/,
-                              const Tensor* /*order*/) {
+                              const Tensor* /*order*/, bool /*deterministic*/) {
     embedding_bag_backward_update(cpu_call(arguments), grad, states.optimizer, states.momentum1,
                                   states.momentum2);
   }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "bindings.h"
+#include "cuda/deterministic_backward.h"
 #include "cuda/launchers.h"
 #include "cuda_call.h"
 #include "tiled_features.h"
@@ -135,8 +136,32 @@ void for_each_core_group(const CudaCall& call, const CoreGradients& gradients,
   }
 }
 
+void accumulate_in_order(const CudaCall& call, const StridedMatrix& grad_output,
+                         CoreGradients& gradients) {
+  const EmbeddingBagArguments& arguments = call.arguments();
+  call.check(
+      cudaMemsetAsync(gradients.memory.mutable_data_ptr(), 0, gradients.bytes, call.stream()));
+  if (arguments.bags.nnz == 0) return;
+  for_each_feature_group(
+      call, all_features(arguments), &gradients, cuda::ChainKernel::kGradients,
+      [&](const FeatureGroup& group, const ChainPlan& chain, void* global_scratch) {
+        cuda::DeterministicPlan plan{};
+        call.check(cuda::plan_deterministic_backward(arguments.core_type, group, arguments.bags,
+                                                     chain, &plan));
+        Tensor workspace = call.empty(static_cast<int64_t>(plan.workspace_bytes), ScalarType::Byte);
+        return cuda::launch_deterministic_backward(plan, group, arguments.bags, grad_output,
+                                                   global_scratch, workspace.mutable_data_ptr(),
+                                                   call.stream());
+      });
+}
+
 void accumulate_core_gradients(const CudaCall& call, const StridedMatrix& grad_output,
-                               CoreGradients& gradients, bool allow_tf32, const Tensor* order) {
+                               CoreGradients& gradients, bool allow_tf32, const Tensor* order,
+                               bool deterministic) {
+  if (deterministic) {
+    accumulate_in_order(call, grad_output, gradients);
+    return;
+  }
   const EmbeddingBagArguments& arguments = call.arguments();
   void* const memory = gradients.memory.mutable_data_ptr();
   const std::vector<int64_t> remaining = differentiate_tiled_features(
@@ -167,7 +192,9 @@ struct Cuda {
     const cuda::PooledOutput pooled{output.mutable_data_ptr(), output_type,
                                     arguments.total_columns};
     const std::vector<int64_t> remaining =
-        look_up_tiled_features(call, pooled, allow_tf32, deterministic, order);
+        look_up_tiled_features(call, pooled, allow_tf32, deterministic,
+                               // Of no use to a backward pass that sorts by slice.
+                               deterministic ? nullptr : order);
     for_each_feature_group(
         call, remaining, nullptr, cuda::ChainKernel::kRows,
         [&](const FeatureGroup& group, const ChainPlan& plan, void* global_scratch) {
@@ -178,10 +205,10 @@ struct Cuda {
 
   static std::vector<Tensor> backward(const EmbeddingBagArguments& arguments,
                                       const StridedMatrix& grad, bool allow_tf32,
-                                      const Tensor* order) {
+                                      const Tensor* order, bool deterministic) {
     const CudaCall call("tt_embedding_bag_backward", arguments);
     CoreGradients gradients = allocate_core_gradients(call, /*with_touched=*/false);
-    accumulate_core_gradients(call, grad, gradients, allow_tf32, order);
+    accumulate_core_gradients(call, grad, gradients, allow_tf32, order, deterministic);
 
     std::vector<Tensor> core_grads;
     std::vector<void*> data;
@@ -209,11 +236,12 @@ struct Cuda {
   }
 
   static void backward_update(const EmbeddingBagArguments& arguments, const StridedMatrix& grad,
-                              const OptimizerStates& states, bool allow_tf32, const Tensor* order) {
+                              const OptimizerStates& states, bool allow_tf32, const Tensor* order,
+                              bool deterministic) {
     if (arguments.bags.nnz == 0) return;
     const CudaCall call("tt_embedding_bag_backward_update", arguments);
     CoreGradients gradients = allocate_core_gradients(call, /*with_touched=*/true);
-    accumulate_core_gradients(call, grad, gradients, allow_tf32, order);
+    accumulate_core_gradients(call, grad, gradients, allow_tf32, order, deterministic);
     for_each_core_group(call, gradients, arguments.core_data, &states, [&](const CoreGroup& group) {
       return cuda::launch_optimizer_step(arguments.core_type, group, states.optimizer,
                                          call.stream());

@@ -18,6 +18,10 @@ ptxas info    : Compiling entry function '_ZN6flowtt4cuda6kernelILi16EEEvi' for 
 ptxas info    : Function properties for _ZN6flowtt4cuda6kernelILi16EEEvi
     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
 ptxas info    : Used 40 registers, used 0 barriers
+ptxas info    : Compiling entry function '_ZN3cub12sort_kernelEPmi' for 'sm_90'
+ptxas info    : Function properties for _ZN3cub12sort_kernelEPmi
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 77 registers, used 0 barriers
 """
 DUMP = """
  Function _ZN6flowtt4cuda6kernelILi32EEEvi:
@@ -46,6 +50,7 @@ def test_the_report_replaces_the_last_one(module: ModuleType, tmp_path: Path) ->
         assert (before, after) == ("before", "after") and "old" not in rows
         assert "| `kernel<32>` | 128 | 5,632 | 16 | 8 / 4 |" in rows
         assert "| `kernel<16>` | 40 | 0 | 0 | 0 |" in rows
+        assert not any("sort" in row for row in rows)  # a library's
 
 
 def test_resources_of_a_library(module: ModuleType) -> None:

@@ -68,6 +68,16 @@ __device__ __forceinline__ RowSlices locate_slices(const TTFeature& feature, int
   return slices;
 }
 
+// Digit k alone, where the compiler does not know k.
+__device__ __forceinline__ int64_t locate_slice(const TTFeature& feature, int64_t row_id, int k) {
+  uint64_t rest = static_cast<uint64_t>(row_id);
+  if (k > 0) {
+    const FastDivisor& above = feature.levels[k - 1].row_ids;
+    rest -= divide(rest, above) * above.divisor;
+  }
+  return static_cast<int64_t>(divide(rest, feature.levels[k].row_ids));
+}
+
 // Walks down a chain: the next digit of the id, and the slice it selects.
 template <typename core_t>
 struct SliceCursor {

@@ -2,7 +2,7 @@
 // the host cannot look at it without synchronising, so the block that meets it prints one line and
 // traps; the program sees a CUDA launch failure at its next synchronisation.
 //
-// Every function here is called by all threads of a block with the same arguments.
+// trap_on_... is called by all threads of a block with the same arguments, print_... by one thread.
 
 #pragma once
 
@@ -18,44 +18,53 @@ struct BagRange {
   __device__ int64_t length() const { return end - begin; }
 };
 
-// The barrier keeps the other threads from trapping before the first one has printed.
+inline __device__ __noinline__ void print_bad_bag(const TTFeature& feature, int64_t sample,
+                                                  BagRange range, int64_t nnz) {
+  printf(
+      "flowtt: offsets of feature %d (table %d), bag %lld: [%lld, %lld) is not a range of the "
+      "%lld indices; offsets must start at 0, not decrease, and end at the number of indices\n",
+      feature.feature, feature.table, static_cast<long long>(sample),
+      static_cast<long long>(range.begin), static_cast<long long>(range.end),
+      static_cast<long long>(nnz));
+}
+
+inline __device__ __noinline__ void print_bad_feature(const TTFeature& feature, BagRange range,
+                                                      int64_t nnz) {
+  printf(
+      "flowtt: offsets of feature %d (table %d): its bags are [%lld, %lld), which is not a range "
+      "of the %lld indices; offsets must start at 0, not decrease, and end at the number of "
+      "indices\n",
+      feature.feature, feature.table, static_cast<long long>(range.begin),
+      static_cast<long long>(range.end), static_cast<long long>(nnz));
+}
+
+inline __device__ __noinline__ void print_bad_index(const TTFeature& feature, int64_t position,
+                                                    int64_t index) {
+  printf(
+      "flowtt: index out of range: feature %d (table %d), indices[%lld] = %lld, expected "
+      "0 <= index < num_embeddings = %lld\n",
+      feature.feature, feature.table, static_cast<long long>(position),
+      static_cast<long long>(index), static_cast<long long>(feature.num_embeddings));
+}
+
+// The barriers keep the other threads from trapping before the first one has printed.
 inline __device__ __noinline__ void trap_on_bad_bag(const TTFeature& feature, int64_t sample,
                                                     BagRange range, int64_t nnz) {
-  if (threadIdx.x == 0) {
-    printf(
-        "flowtt: offsets of feature %d (table %d), bag %lld: [%lld, %lld) is not a range of the "
-        "%lld indices; offsets must start at 0, not decrease, and end at the number of indices\n",
-        feature.feature, feature.table, static_cast<long long>(sample),
-        static_cast<long long>(range.begin), static_cast<long long>(range.end),
-        static_cast<long long>(nnz));
-  }
+  if (threadIdx.x == 0) print_bad_bag(feature, sample, range, nnz);
   __syncthreads();
   __trap();
 }
 
 inline __device__ __noinline__ void trap_on_bad_feature(const TTFeature& feature, BagRange range,
                                                         int64_t nnz) {
-  if (threadIdx.x == 0) {
-    printf(
-        "flowtt: offsets of feature %d (table %d): its bags are [%lld, %lld), which is not a range "
-        "of the %lld indices; offsets must start at 0, not decrease, and end at the number of "
-        "indices\n",
-        feature.feature, feature.table, static_cast<long long>(range.begin),
-        static_cast<long long>(range.end), static_cast<long long>(nnz));
-  }
+  if (threadIdx.x == 0) print_bad_feature(feature, range, nnz);
   __syncthreads();
   __trap();
 }
 
 inline __device__ __noinline__ void trap_on_bad_index(const TTFeature& feature, int64_t position,
                                                       int64_t index) {
-  if (threadIdx.x == 0) {
-    printf(
-        "flowtt: index out of range: feature %d (table %d), indices[%lld] = %lld, expected "
-        "0 <= index < num_embeddings = %lld\n",
-        feature.feature, feature.table, static_cast<long long>(position),
-        static_cast<long long>(index), static_cast<long long>(feature.num_embeddings));
-  }
+  if (threadIdx.x == 0) print_bad_index(feature, position, index);
   __syncthreads();
   __trap();
 }

@@ -44,7 +44,7 @@ def test_small_workloads_on_the_cpu_give_complete_records(tmp_path: Path) -> Non
     assert [shape["tt_ranks"] for shape in shapes.values()] == [[32, 32], [16, 16]]
     both = ("forward", "training")
     contenders = [("flowtt", "fp32", both), ("flowtt", "tf32", both)]
-    contenders += [("flowtt", "bf16", both), ("flowtt_deterministic", "fp32", ("forward",))]
+    contenders += [("flowtt", "bf16", both), ("flowtt_deterministic", "fp32", both)]
     contenders += [("fbgemm", "fp32", both), ("fbgemm_no_check", "fp32", both)]
     contenders += [("fbgemm", "fp16", both)]
     keys = ("workload", "contender", "precision", "phase")

@@ -75,7 +75,11 @@ def order_of(call: Call, device: Device) -> Tensor:
 
 
 def two_steps(
-    call: Call, device: Device, optimizer: str, with_order: bool = False
+    call: Call,
+    device: Device,
+    optimizer: str,
+    with_order: bool = False,
+    deterministic: bool = False,
 ) -> list[tuple[list[Tensor], list[Tensor]]]:
     """Steps the cores of a call twice: cores and both states, as they are and as they should be.
 
@@ -101,5 +105,7 @@ def two_steps(
             rule.weight_decay,
             False,
             order_of(call, device) if with_order else None,
+            False,
+            deterministic,
         )
     return list(zip(found, right, strict=True))

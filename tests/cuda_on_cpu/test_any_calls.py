@@ -1,17 +1,20 @@
-"""The forward pass on the CPU, over calls, devices and orders drawn at random."""
+"""Forward and deterministic backward passes, over calls, devices and orders drawn at random."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from tests.cuda_on_cpu.emulated import Device, Order, forward
+from tests.cuda_on_cpu.emulated import Device, Order, forward, operators
 from tests.cuda_on_cpu.tiled_tables import ONE_PRODUCT, THREE_PRODUCTS, assert_near
-from tests.gpu.call_strategies import MANY, calls
+from tests.gpu.call_strategies import FEW, MANY, calls
 from tests.gpu.calls import Call
 from tests.gpu.expected import expect
+from tests.tolerances import assert_close
 
 MECHANISMS = ["fusion", "grouping", "folding", "sharing", "stealing", "checkpoints"]
 # Of the one that is the output's; sums of 16-bit cores are rounded once.
@@ -57,3 +60,35 @@ def test_forward(
     one_product = allow_tf32 or (call.cores[0].dtype.itemsize == 2 and output_dtype.itemsize == 2)
     tolerance = 2 * (ONE_PRODUCT if one_product else THREE_PRODUCTS)
     assert_near(output, expect(call).output, tolerance + ROUNDING[output_dtype])
+
+
+@settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+@given(
+    call=st.one_of(calls(*FEW), calls(st.just(40), st.just(3))), devices=st.tuples(devices, devices)
+)
+def test_deterministic_gradients(call: Call, devices: tuple[Device, Device]) -> None:
+    grad = call.grad_output()
+    found = [
+        operators(device).tt_embedding_bag_backward(grad, *call.operands(), False, None, True)
+        for device in devices
+    ]
+    terms = expect(dataclasses.replace(call, **magnitudes(call))).gradients(grad.abs())[0]
+    right = expect(call).gradients(grad)[0]
+    for first, second, expected, of_terms in zip(*found, right, terms, strict=True):
+        assert torch.equal(first, second)
+        assert_close(first, expected, "a core's gradient", slack=5.0, terms=of_terms)
+
+
+def magnitudes(call: Call) -> dict[str, object]:
+    """Tensors of a call whose gradients are the sums of the magnitudes of the terms."""
+    weights = call.per_sample_weights
+    return {
+        "cores": [core.abs() for core in call.cores],
+        "per_sample_weights": None if weights is None else weights.abs(),
+    }

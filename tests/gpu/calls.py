@@ -60,8 +60,10 @@ class Call(Bags):
             *self.operands(), output_dtype, allow_tf32, deterministic
         )
 
-    def backward(self, grad: Tensor) -> list[Tensor]:
-        return torch.ops.flowtt.tt_embedding_bag_backward(grad, *self.operands())
+    def backward(self, grad: Tensor, deterministic: bool = False) -> list[Tensor]:
+        return torch.ops.flowtt.tt_embedding_bag_backward(
+            grad, *self.operands(), deterministic=deterministic
+        )
 
     def weights_grad(self, grad: Tensor) -> Tensor:
         return torch.ops.flowtt.tt_embedding_bag_weights_grad(grad, *self.operands())

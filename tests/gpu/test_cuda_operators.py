@@ -60,7 +60,8 @@ def test_opcheck_update(optimizer: str) -> None:
 
 
 @pytest.mark.parametrize("pooling_mode", [0, 1])
-def test_gradcheck(pooling_mode: int) -> None:
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_gradcheck(pooling_mode: int, deterministic: bool) -> None:
     call = requiring_gradients(small_call(torch.float64))
     call.pooling_mode = pooling_mode
     cores, indices, offsets, weights, *rest = call.operands()
@@ -74,11 +75,13 @@ def test_gradcheck(pooling_mode: int) -> None:
             tensors[count],
             *rest,
             torch.float64,
-            *[False] * 2,
+            False,
+            deterministic,
         )
 
     # Atomic sums come in any order.
-    assert torch.autograd.gradcheck(lookup, (*cores, weights), nondet_tol=1e-12)
+    tolerance = 0.0 if deterministic else 1e-12
+    assert torch.autograd.gradcheck(lookup, (*cores, weights), nondet_tol=tolerance)
 
 
 @pytest.mark.parametrize("path", ["general", "tiled"])
@@ -158,6 +161,7 @@ torch.cuda.synchronize()
 operators = {
     "forward": call.forward,
     "backward": lambda: call.backward(grad),
+    "deterministic backward": lambda: call.backward(grad, deterministic=True),
     "weights_grad": lambda: call.weights_grad(grad),
 }
 try:
@@ -174,6 +178,9 @@ except Exception as error:
         ("id too large", "forward", "general"),
         ("id too large", "forward", "tiled"),
         ("negative id", "backward", "general"),
+        ("negative id", "deterministic backward", "general"),
+        ("decreasing offsets", "deterministic backward", "general"),
+        ("offsets past the end", "deterministic backward", "general"),
         ("decreasing offsets", "weights_grad", "general"),
         ("decreasing offsets", "forward", "tiled"),
         ("offsets past the end", "forward", "general"),

@@ -35,6 +35,7 @@ class Training:
     beta1: float = 0.9
     beta2: float = 0.99
     weight_decay: float = 0.05
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         device = self.call.cores[0].device
@@ -75,9 +76,11 @@ class Training:
         """As the modules do: with the order of the lookups that the forward pass has kept."""
         output_dtype = accumulation_dtype(self.call.cores[0].dtype)
         _, order = torch.ops.flowtt.tt_embedding_bag_with_order(
-            *self.call.operands(), output_dtype, False, False
+            *self.call.operands(), output_dtype, False, self.deterministic
         )
-        torch.ops.flowtt.tt_embedding_bag_backward_update(*self.arguments(grad), False, order)
+        torch.ops.flowtt.tt_embedding_bag_backward_update(
+            *self.arguments(grad), False, order, deterministic=self.deterministic
+        )
 
     def states(self) -> list[list[Tensor]]:
         return [self.call.cores, self.momentum1, self.momentum2]

@@ -59,14 +59,27 @@ def test_opcheck_gradients(operator: str) -> None:
     torch.library.opcheck(getattr(ops, operator).default, arguments)
 
 
+def test_opcheck_deterministic_gradients() -> None:
+    """On the CPU they are those of the other mode."""
+    call = mixed_call(torch.float32)
+    arguments = (random_grad(call, torch.float32), call.cores, *call.bags.arguments(), False, None)
+    torch.library.opcheck(ops.tt_embedding_bag_backward.default, (*arguments, True))
+    modes = [ops.tt_embedding_bag_backward(*arguments, mode) for mode in (False, True)]
+    assert all(torch.equal(core, other) for core, other in zip(*modes, strict=True))
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_opcheck_update(name: str) -> None:
+def test_opcheck_update(name: str, deterministic: bool) -> None:
     call = mixed_call(torch.float32)
     states = reference.optimizer_states(Optimizer(name), call.cores)
     grad = random_grad(call, torch.float32)
     arguments = (grad, call.cores, *states, *call.bags.arguments())
     scalars = (torch.tensor(0.1), torch.tensor(1), name, 1e-8, 0.9, 0.999, 0.0)
-    torch.library.opcheck(ops.tt_embedding_bag_backward_update.default, (*arguments, *scalars))
+    switches = (False, None, False, deterministic)
+    torch.library.opcheck(
+        ops.tt_embedding_bag_backward_update.default, (*arguments, *scalars, *switches)
+    )
 
 
 @pytest.mark.parametrize("pooling_mode", [reference.SUM, reference.MEAN])

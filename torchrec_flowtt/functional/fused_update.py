@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchrec_flowtt.functional.lookup import BatchedLookup, look_up_with_order
-from torchrec_flowtt.functional.torch_settings import tf32_allowed
+from torchrec_flowtt.functional.torch_settings import determinism_required, tf32_allowed
 
 __all__ = ["FusedUpdate", "fused_lookup"]
 
@@ -125,6 +125,7 @@ class _FusedLookup(torch.autograd.Function):
             tf32_allowed(),
             order,
             update.stochastic_rounding,
+            determinism_required(),
         )
         # The operator cannot tell autograd itself that it wrote to the cores.
         torch.autograd.graph.increment_version(ctx.cores)

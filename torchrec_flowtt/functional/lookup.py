@@ -124,6 +124,8 @@ class _OrderedLookup(torch.autograd.Function):
             any(ctx.needs_input_grad[4:]),
             ctx.needs_input_grad[3],
             ctx.allow_tf32,
+            # As torch's own operators, the setting of the backward pass.
+            determinism_required(),
             order,
         )
         return (None, None, None, weights_grad, *core_grads)

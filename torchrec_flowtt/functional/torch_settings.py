@@ -22,6 +22,7 @@ def tf32_allowed() -> bool:
 def determinism_required() -> bool:
     """Whether results have to be equal, bit by bit, from run to run; not by default.
 
-    True after ``torch.use_deterministic_algorithms(True)``.
+    True after ``torch.use_deterministic_algorithms(True)``. As by torch's own operators it is read
+    by every forward and every backward pass.
     """
     return torch.are_deterministic_algorithms_enabled()

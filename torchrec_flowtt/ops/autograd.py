@@ -20,7 +20,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     cores, indices, offsets, per_sample_weights = inputs[:4]
     ctx.save_for_backward(indices, offsets, per_sample_weights, *cores)
     ctx.bag_arguments = inputs[4:8]
-    ctx.allow_tf32 = inputs[9]
+    ctx.allow_tf32, ctx.deterministic = inputs[9:11]
 
 
 def _backward(ctx: Any, grad_output: Tensor) -> tuple[Any, ...]:
@@ -30,6 +30,7 @@ def _backward(ctx: Any, grad_output: Tensor) -> tuple[Any, ...]:
         any(ctx.needs_input_grad[0]),
         ctx.needs_input_grad[3],
         ctx.allow_tf32,
+        ctx.deterministic,
     )
     return (core_grads, None, None, weights_grad, *[None] * _ARGUMENTS_WITHOUT_GRADIENT)
 
@@ -39,6 +40,7 @@ def gradients(
     of_cores: bool,
     of_weights: bool,
     allow_tf32: bool,
+    deterministic: bool,
     order: Tensor | None = None,
 ) -> tuple[Sequence[Tensor | None], Tensor | None]:
     """Those that are asked for, of the cores and of the per-sample weights; None for the others.
@@ -49,12 +51,13 @@ def gradients(
         of_cores: whether the cores' are.
         of_weights: whether the weights' is.
         allow_tf32: see `torchrec_flowtt.ops.schemas`.
+        deterministic: see there.
         order: see there.
     """
     ops = torch.ops.flowtt
     core_grads: Sequence[Tensor | None] = [None] * len(arguments[1])
     if of_cores:
-        core_grads = ops.tt_embedding_bag_backward(*arguments, allow_tf32, order)
+        core_grads = ops.tt_embedding_bag_backward(*arguments, allow_tf32, order, deterministic)
     weights_grad = ops.tt_embedding_bag_weights_grad(*arguments) if of_weights else None
     return core_grads, weights_grad
 

@@ -23,7 +23,10 @@ Notation: T tables, F features, B batch size, D_f the embedding dimension of fea
     on the CPU.
 ``deterministic``
     Whether results have to be equal, bit by bit, from run to run. On CUDA that fixes the order of
-    the sums over a bag; on the CPU they are equal anyway for a given number of threads.
+    the sums over a bag, and of those over the lookups of a core slice, which takes a slower way
+    that has no use for ``allow_tf32`` and ``order``; on the CPU they are equal anyway for a given
+    number of threads. ``tt_embedding_bag_weights_grad`` has no sums over lookups: its results are
+    always equal.
 
 ``order``
     Of the lookups, as ``tt_embedding_bag_with_order`` returns it, uint8: what the forward pass has
@@ -68,14 +71,15 @@ SCHEMAS: dict[str, str] = {
     ),
     "tt_embedding_bag_backward": (
         f"(Tensor grad_output, Tensor[] cores, {_BAGS}, bool allow_tf32=False, "
-        "Tensor? order=None) -> Tensor[]"
+        "Tensor? order=None, bool deterministic=False) -> Tensor[]"
     ),
     "tt_embedding_bag_weights_grad": f"(Tensor grad_output, Tensor[] cores, {_BAGS}) -> Tensor",
     "tt_embedding_bag_backward_update": (
         "(Tensor grad_output, Tensor(a!)[] cores, Tensor(b!)[] momentum1, "
         f"Tensor(c!)[] momentum2, {_BAGS}, Tensor learning_rate, Tensor iter, str optimizer, "
         "float eps, float beta1, float beta2, float weight_decay, "
-        "bool allow_tf32=False, Tensor? order=None, bool stochastic_rounding=False) -> ()"
+        "bool allow_tf32=False, Tensor? order=None, bool stochastic_rounding=False, "
+        "bool deterministic=False) -> ()"
     ),
 }
 
