@@ -41,15 +41,23 @@ const char* dtype_name(ScalarType type) {
   }
 }
 
-std::string shape_text(const Tensor& tensor) {
-  std::ostringstream text;
-  text << '[';
-  const auto sizes = tensor.sizes();
+// Parts of messages, written only when there is an error: a call has many tensors to check.
+struct ShapeOf {
+  const Tensor& tensor;
+};
+std::ostream& operator<<(std::ostream& stream, const ShapeOf& shape) {
+  const auto sizes = shape.tensor.sizes();
+  stream << '[';
   for (size_t i = 0; i < sizes.size(); ++i) {
-    text << (i ? ", " : "") << sizes[i];
+    stream << (i ? ", " : "") << sizes[i];
   }
-  text << ']';
-  return text.str();
+  return stream << ']';
+}
+struct TablePrefix {
+  size_t table;
+};
+std::ostream& operator<<(std::ostream& stream, const TablePrefix& prefix) {
+  return stream << "table " << prefix.table << ": ";
 }
 
 bool is_defined(const std::optional<Tensor>& tensor) {
@@ -73,23 +81,22 @@ ElementType element_type(const Tensor& tensor, const char* name) {
        dtype_name(tensor.scalar_type()));
 }
 
-void check_same_device(const Tensor& tensor, const Tensor& core, const std::string& name) {
+void check_same_device(const Tensor& tensor, const Tensor& core, const char* name) {
   check(tensor.is_cuda() == core.is_cuda() && tensor.get_device_index() == core.get_device_index(),
         name, ": expected the device of the cores, got another device");
 }
 
 // value * factor, or an error: the products index rows and columns in int64.
-int64_t checked_product(int64_t value, int64_t factor, const std::string& what) {
-  check(factor == 0 || value <= std::numeric_limits<int64_t>::max() / factor, what,
+template <typename... Parts>
+int64_t checked_product(int64_t value, int64_t factor, const Parts&... what) {
+  check(factor == 0 || value <= std::numeric_limits<int64_t>::max() / factor, what...,
         " does not fit int64");
   return value * factor;
 }
 
 TableShape parse_table(const std::vector<Tensor>& cores, int64_t first, int64_t num_cores,
                        int64_t num_embeddings, size_t table) {
-  std::ostringstream prefix_stream;
-  prefix_stream << "table " << table << ": ";
-  const std::string prefix = prefix_stream.str();
+  const TablePrefix prefix{table};
   check(num_cores >= kMinCores && num_cores <= kMaxCores, prefix,
         "cores_per_table: expected 2 to 4 cores, got ", num_cores);
   TableShape shape{};
@@ -100,22 +107,22 @@ TableShape parse_table(const std::vector<Tensor>& cores, int64_t first, int64_t 
   for (int k = 0; k < num_cores; ++k) {
     const Tensor& core = cores[first + k];
     check(core.dim() == 4, prefix, "core ", k,
-          ": expected shape [p, left rank, q, right rank], got ", shape_text(core));
+          ": expected shape [p, left rank, q, right rank], got ", ShapeOf{core});
     shape.p[k] = core.size(0);
     shape.q[k] = core.size(2);
     const int64_t left = core.size(1);
     const int64_t right = core.size(3);
     check(shape.p[k] > 0 && shape.q[k] > 0 && left > 0 && right > 0, prefix, "core ", k,
-          ": every size must be positive, got ", shape_text(core));
+          ": every size must be positive, got ", ShapeOf{core});
     check(left == (k == 0 ? 1 : shape.r[k]), prefix, "core ", k, ": expected left rank ",
-          k == 0 ? 1 : shape.r[k], ", got shape ", shape_text(core));
+          k == 0 ? 1 : shape.r[k], ", got shape ", ShapeOf{core});
     check(k + 1 < num_cores || right == 1, prefix, "core ", k,
-          ": expected right rank 1 in the last core, got shape ", shape_text(core));
+          ": expected right rank 1 in the last core, got shape ", ShapeOf{core});
     shape.r[k] = left;
     shape.r[k + 1] = right;
-    rows = checked_product(rows, shape.p[k], prefix + "the product of p_shapes");
+    rows = checked_product(rows, shape.p[k], prefix, "the product of p_shapes");
     shape.embedding_dim =
-        checked_product(shape.embedding_dim, shape.q[k], prefix + "the product of q_shapes");
+        checked_product(shape.embedding_dim, shape.q[k], prefix, "the product of q_shapes");
   }
   check(num_embeddings >= 0 && num_embeddings <= rows, prefix, "num_embeddings: expected 0 to ",
         rows, ", the product of p_shapes, got ", num_embeddings);
@@ -139,7 +146,7 @@ void use_one_row_per_lookup(EmbeddingBagArguments& parsed) {
 }
 
 void check_index_tensor(const Tensor& tensor, const char* name) {
-  check(tensor.dim() == 1, name, ": expected one dimension, got shape ", shape_text(tensor));
+  check(tensor.dim() == 1, name, ": expected one dimension, got shape ", ShapeOf{tensor});
   check(tensor.scalar_type() == ScalarType::Long || tensor.scalar_type() == ScalarType::Int, name,
         ": expected dtype int64 or int32, got ", dtype_name(tensor.scalar_type()));
 }
@@ -175,8 +182,8 @@ std::vector<void*> parse_states(const EmbeddingBagArguments& arguments,
       same_shape = state.size(axis) == core.size(axis);
     }
     check(same_shape, name, "[", i, "]: expected a contiguous tensor of ",
-          row_wise ? "one value per slice of the core " : "the shape of the core ",
-          shape_text(core), ", got shape ", shape_text(state));
+          row_wise ? "one value per slice of the core " : "the shape of the core ", ShapeOf{core},
+          ", got shape ", ShapeOf{state});
     data[i] = state.mutable_data_ptr();
   }
   return data;
@@ -271,7 +278,7 @@ EmbeddingBagArguments parse_embedding_bag_arguments(const std::vector<Tensor>& c
           " for ", dtype_name(first.scalar_type()), " cores, got ",
           dtype_name(weights.scalar_type()));
     check(weights.dim() == 1 && weights.numel() == bags.nnz, "per_sample_weights: expected shape [",
-          bags.nnz, "] as indices, got ", shape_text(weights));
+          bags.nnz, "] as indices, got ", ShapeOf{weights});
     check_same_device(weights, first, "per_sample_weights");
     parsed.per_sample_weights = made_contiguous(weights);
     bags.per_sample_weights = parsed.per_sample_weights->data_ptr();
@@ -306,7 +313,7 @@ StridedMatrix parse_grad_output(const EmbeddingBagArguments& arguments, const Te
   check(grad_output.dim() == 2 && grad_output.size(0) == arguments.output_rows &&
             grad_output.size(1) == arguments.total_columns,
         "grad_output: expected shape [", arguments.output_rows, ", ", arguments.total_columns,
-        "], got ", shape_text(grad_output));
+        "], got ", ShapeOf{grad_output});
   check_same_device(grad_output, arguments.cores[0], "grad_output");
   const ElementType type = element_type(grad_output, "grad_output");
   check((type == ElementType::kFloat64) == (arguments.core_type == ElementType::kFloat64),
@@ -323,13 +330,13 @@ OptimizerStates parse_optimizer_arguments(
   for (size_t i = 0; i < original_cores.size(); ++i) {
     check(original_cores[i].is_contiguous(), "core ", i,
           ": the fused update writes in place and needs a contiguous core, got shape ",
-          shape_text(original_cores[i]));
+          ShapeOf{original_cores[i]});
   }
   check(learning_rate.numel() == 1 && learning_rate.scalar_type() == ScalarType::Float,
-        "learning_rate: expected one float32 value, got shape ", shape_text(learning_rate),
-        ", dtype ", dtype_name(learning_rate.scalar_type()));
+        "learning_rate: expected one float32 value, got shape ", ShapeOf{learning_rate}, ", dtype ",
+        dtype_name(learning_rate.scalar_type()));
   check(iteration.numel() == 1 && iteration.scalar_type() == ScalarType::Long,
-        "iter: expected one int64 value, got shape ", shape_text(iteration), ", dtype ",
+        "iter: expected one int64 value, got shape ", ShapeOf{iteration}, ", dtype ",
         dtype_name(iteration.scalar_type()));
   check_same_device(learning_rate, arguments.cores[0], "learning_rate");
   check_same_device(iteration, arguments.cores[0], "iter");

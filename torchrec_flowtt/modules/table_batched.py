@@ -263,7 +263,7 @@ class TableBatchedFlowTTEmbeddingBags(nn.Module):
             TypeError, ValueError, IndexError: see
                 :func:`~torchrec_flowtt.functional.table_batched_tt_embedding_bag`.
         """
-        cores = list(self.tt_cores)
+        cores = self._all_cores()
         lookup = BatchedLookup(
             cores_per_table=self._cores_per_table,
             num_embeddings=self._num_embeddings,
@@ -280,6 +280,10 @@ class TableBatchedFlowTTEmbeddingBags(nn.Module):
             raise named_in_batch(
                 error, self.feature_names, tables, self.feature_table_map
             ) from None
+
+    def _all_cores(self) -> list[Tensor]:
+        # To iterate over a ParameterList takes 2 us a parameter.
+        return [core for core in self.tt_cores._parameters.values() if core is not None]
 
     def _moment(self, moment: int, core: int) -> Tensor:
         state = self._buffers[f"momentum{moment}_{core}"]
