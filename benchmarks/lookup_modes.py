@@ -54,12 +54,12 @@ class Mode:
 @contextlib.contextmanager
 def matmul_tf32(allowed: bool) -> Iterator[None]:
     """PyTorch's own switch, which the operators follow."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = allowed
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "tf32" if allowed else "ieee"
     try:
         yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+        torch.backends.cuda.matmul.fp32_precision = before
 
 
 @contextlib.contextmanager

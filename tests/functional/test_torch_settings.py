@@ -41,9 +41,12 @@ class _Lookups(TorchDispatchMode):
 
 @pytest.fixture(autouse=True)
 def _restored_setting() -> Iterator[None]:
+    # Both, as torch refuses to read the older setting while the newer one says something else.
     before = torch.backends.cuda.matmul.fp32_precision
+    older = torch.backends.cuda.matmul.allow_tf32
     deterministic = torch.are_deterministic_algorithms_enabled()
     yield
+    torch.backends.cuda.matmul.allow_tf32 = older
     torch.backends.cuda.matmul.fp32_precision = before
     torch.use_deterministic_algorithms(deterministic)
 
