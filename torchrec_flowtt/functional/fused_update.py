@@ -67,10 +67,8 @@ class _FusedLookup(torch.autograd.Function):
         indices: Tensor,
         offsets: Tensor,
         per_sample_weights: Tensor | None,
-        cores: tuple[Tensor, ...],
-        anchor: Tensor,
+        *cores: Tensor,
     ) -> Tensor:
-        # One core stands for all: autograd would take 1 us for each, to bring it no gradient.
         ctx.lookup, ctx.update = lookup, update
         # Not saved through autograd: its version check would refuse a second forward that is
         # queued before the first one's backward, as pipelined training does.
@@ -89,8 +87,9 @@ class _FusedLookup(torch.autograd.Function):
                 "optimizer 'none' and plain torch (functional.to_dense) for them"
             )
         (grad_output,) = grad_outputs
+        unused = (None,) * len(ctx.cores)
         if grad_output is None:
-            return (None,) * 7
+            return (None, None, None, None, None, *unused)
         indices, offsets, per_sample_weights, order = ctx.saved_tensors
         lookup, update = ctx.lookup, ctx.update
         if update.gradient_clipping:
@@ -130,7 +129,7 @@ class _FusedLookup(torch.autograd.Function):
         )
         # The operator cannot tell autograd itself that it wrote to the cores.
         torch.autograd.graph.increment_version(ctx.cores)
-        return (None, None, None, None, weights_grad, None, None)
+        return (None, None, None, None, weights_grad, *unused)
 
 
 @torch.compiler.disable(  # type: ignore[untyped-decorator,unused-ignore]
@@ -154,6 +153,6 @@ def fused_lookup(
         RuntimeError: in a backward with ``create_graph=True``.
     """
     output: Tensor = _FusedLookup.apply(
-        lookup, update, indices, offsets, per_sample_weights, tuple(cores), cores[0]
+        lookup, update, indices, offsets, per_sample_weights, *cores
     )
     return output
