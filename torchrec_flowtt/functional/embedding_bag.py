@@ -199,6 +199,8 @@ def table_batched_tt_embedding_bag(
                 f"feature_table_map[{feature}] must name a table, 0 to {len(cores) - 1}, "
                 f"got {table}"
             )
+    if update is not None:
+        update.check()
     if len(feature_table_map) == 0:
         raise ValueError("feature_table_map must name a table for at least one feature, got none")
     if mode is PoolingMode.NONE:
@@ -258,12 +260,24 @@ def batched_lookup(
             )
             return output
         if anchored > 0:
+            frozen = next(k for k, core in enumerate(cores) if not core.requires_grad)
+            table, core = _place_of_core(frozen, lookup.cores_per_table)
             raise ValueError(
                 "cores must all require a gradient, or none of them, when an optimizer step is "
                 f"fused into backward, as it updates them together; got {anchored} of "
-                f"{len(cores)} that do"
+                f"{len(cores)} that do, but not core {core} of table {table}; a table that is to "
+                "be frozen alone needs a lookup of its own"
             )
     return look_up(lookup, indices, offsets, per_sample_weights, cores)
+
+
+def _place_of_core(number: int, cores_per_table: Sequence[int]) -> tuple[int, int]:
+    """Table and core of an element of the flat list."""
+    for table, count in enumerate(cores_per_table):
+        if number < count:
+            return table, number
+        number -= count
+    raise IndexError(f"there is no core {number} behind the last table's")
 
 
 def checked_output_dtype(output_dtype: torch.dtype | None, cores_dtype: torch.dtype) -> torch.dtype:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -55,6 +56,24 @@ class FusedUpdate:
     gradient_clipping: bool = False
     max_gradient: float = 1.0
 
+    def check(self) -> None:
+        """Refuses what no operator takes.
+
+        Raises:
+            TypeError, ValueError: `learning_rate`, `iter` or `max_gradient` is not as described.
+        """
+        for name, dtype in (("learning_rate", torch.float32), ("iter", torch.int64)):
+            value = getattr(self, name)
+            if not isinstance(value, Tensor):
+                raise TypeError(f"{name} must be a 0-dim {dtype} tensor, got {value!r}")
+            if value.dtype != dtype or value.dim() != 0:
+                raise ValueError(
+                    f"{name} must be a 0-dim {dtype} tensor, got {value.dtype} of shape "
+                    f"{tuple(value.shape)}"
+                )
+        if not self.max_gradient >= 0:
+            raise ValueError(f"max_gradient must be at least 0, got {self.max_gradient}")
+
 
 class _FusedLookup(torch.autograd.Function):
     """One node for all tables and features, so that a table shared by features steps once."""
@@ -67,10 +86,8 @@ class _FusedLookup(torch.autograd.Function):
         indices: Tensor,
         offsets: Tensor,
         per_sample_weights: Tensor | None,
-        cores: tuple[Tensor, ...],
-        anchor: Tensor,
+        *cores: Tensor,
     ) -> Tensor:
-        # One core stands for all: autograd would take 1 us for each, to bring it no gradient.
         ctx.lookup, ctx.update = lookup, update
         # Not saved through autograd: its version check would refuse a second forward that is
         # queued before the first one's backward, as pipelined training does.
@@ -89,8 +106,9 @@ class _FusedLookup(torch.autograd.Function):
                 "optimizer 'none' and plain torch (functional.to_dense) for them"
             )
         (grad_output,) = grad_outputs
+        unused = (None,) * len(ctx.cores)
         if grad_output is None:
-            return (None,) * 7
+            return (None, None, None, None, None, *unused)
         indices, offsets, per_sample_weights, order = ctx.saved_tensors
         lookup, update = ctx.lookup, ctx.update
         if update.gradient_clipping:
@@ -107,30 +125,35 @@ class _FusedLookup(torch.autograd.Function):
                 *lookup.shape_arguments,
             )
         update.iter.add_(1)
-        torch.ops.flowtt.tt_embedding_bag_backward_update(
-            grad_output,
-            ctx.cores,
-            update.momentum1,
-            update.momentum2,
-            indices,
-            offsets,
-            per_sample_weights,
-            *lookup.shape_arguments,
-            update.learning_rate,
-            update.iter,
-            update.optimizer,
-            update.eps,
-            update.beta1,
-            update.beta2,
-            update.weight_decay,
-            tf32_allowed(),
-            order,
-            update.stochastic_rounding,
-            determinism_required(),
-        )
+        try:
+            torch.ops.flowtt.tt_embedding_bag_backward_update(
+                grad_output,
+                ctx.cores,
+                update.momentum1,
+                update.momentum2,
+                indices,
+                offsets,
+                per_sample_weights,
+                *lookup.shape_arguments,
+                update.learning_rate,
+                update.iter,
+                update.optimizer,
+                update.eps,
+                update.beta1,
+                update.beta2,
+                update.weight_decay,
+                tf32_allowed(),
+                order,
+                update.stochastic_rounding,
+                determinism_required(),
+            )
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # a device that has failed
+                update.iter.sub_(1)  # no step was made
+            raise
         # The operator cannot tell autograd itself that it wrote to the cores.
         torch.autograd.graph.increment_version(ctx.cores)
-        return (None, None, None, None, weights_grad, None, None)
+        return (None, None, None, None, weights_grad, *unused)
 
 
 @torch.compiler.disable(  # type: ignore[untyped-decorator,unused-ignore]
@@ -154,6 +177,6 @@ def fused_lookup(
         RuntimeError: in a backward with ``create_graph=True``.
     """
     output: Tensor = _FusedLookup.apply(
-        lookup, update, indices, offsets, per_sample_weights, tuple(cores), cores[0]
+        lookup, update, indices, offsets, per_sample_weights, *cores
     )
     return output

@@ -28,7 +28,14 @@ class TableBatchedFlowTTEmbeddingBags(nn.Module):
     second derivative is refused, and gradient scaling or clipping outside does not reach the step.
     A step touches only the core slices that were looked up. With ``NONE`` the cores get dense
     gradients. Freeze a module with ``requires_grad_(False)`` or ``torch.no_grad()``;
-    ``eval()`` alone does not stop the steps, as it does not stop gradients anywhere in torch.
+    ``eval()`` alone does not stop the steps, as it does not stop gradients anywhere in torch. A
+    table that is to be frozen while others train needs a module of its own.
+
+    A fused step is of the gradient that its own process has. Replicas would part without an error,
+    so do not wrap such a module in ``DistributedDataParallel``: use the optimizer ``"none"`` there,
+    or the sharded collection. Load checkpoints between steps, not between a forward and its
+    backward, whose step goes to the tensors that the forward had. The learning rate is an argument,
+    not in the state dict.
 
     Args:
         embedding_specs: shape of each table.
@@ -153,6 +160,7 @@ class TableBatchedFlowTTEmbeddingBags(nn.Module):
             for spec in self.embedding_specs
             for shape in spec.core_shapes
         )
+        self._core_names = [str(core) for core in range(len(self.tt_cores))]
         self._learning_rate = self.optimizer_config.learning_rate
         self._register_optimizer_state()
         self.init_parameters()
@@ -282,8 +290,12 @@ class TableBatchedFlowTTEmbeddingBags(nn.Module):
             ) from None
 
     def _all_cores(self) -> list[Tensor]:
-        # To iterate over a ParameterList takes 2 us a parameter.
-        return [core for core in self.tt_cores._parameters.values() if core is not None]
+        # To iterate over a ParameterList takes 1 us a parameter. Pruning and parametrizations
+        # rename those that they compute a core from.
+        parameters = self.tt_cores._parameters
+        if list(parameters) == self._core_names:
+            return [core for core in parameters.values() if core is not None]
+        return list(self.tt_cores)
 
     def _moment(self, moment: int, core: int) -> Tensor:
         state = self._buffers[f"momentum{moment}_{core}"]
