@@ -9,7 +9,7 @@
 namespace flowtt::cuda {
 
 inline constexpr int kMaxCheckpoints = 512;
-static_assert(kMaxQueues + 2 * kMaxCheckpoints <= kFoldedRowsWord);
+static_assert(kMaxQueues + 2 * kMaxCheckpoints <= kSharedSlotsWord);
 
 enum class CheckpointState { kReady, kOwned, kOthers };
 

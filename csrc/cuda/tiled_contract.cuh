@@ -1,5 +1,5 @@
-// The contraction: persistent blocks whose warps take windows of sorted lookups, or of the rows
-// that folding has made of them, and compute their rows.
+// The contraction: persistent blocks whose warps take windows of lookups and compute their rows.
+// tiled_pooled_contract.cuh has the kernel for bags of several lookups.
 
 #pragma once
 
@@ -161,7 +161,7 @@ template <typename Chain, bool kExact>
 inline constexpr bool kLoadsFirstAhead = kExact || Chain::kParts == 1;
 
 // The rest of a warp's work on a planned window.
-template <typename Chain, bool kExact, bool kFused, bool kFolded>
+template <typename Chain, bool kExact, bool kFused, bool kPooled>
 __device__ __forceinline__ void contract_planned(WarpStorage<Chain, kFused>& storage,
                                                  const TiledFeature& feature,
                                                  const TiledWorkspace& workspace,
@@ -173,7 +173,7 @@ __device__ __forceinline__ void contract_planned(WarpStorage<Chain, kFused>& sto
   const uint32_t address = hold(shared_address(&storage));
   using Storage = WarpStorage<Chain, kFused>;
   const uint32_t plan = address + offsetof(Storage, plan);
-  const RowEmitter<Chain, kExact, kFolded> emitter(feature, output.type,
+  const RowEmitter<Chain, kExact, kPooled> emitter(feature, output.type,
                                                    plan + offsetof(WindowPlan, lookups), lane);
   constexpr bool kFirstAhead = kLoadsFirstAhead<Chain, kExact>;
   if constexpr (kFused) {
@@ -200,9 +200,9 @@ __device__ __forceinline__ RowDestination plan_lookup(uint32_t sample, float fac
           output.type == ElementType::kFloat32 ? kStoreFp32 : kStore16Bits};
 }
 
-// kFolded: of the rows that folding has left, instead of the lookups.
+// Where rows are not buffered: of lookups that have been sorted.
 template <int kRank1, int kRank2, int kQ3, bool kThreeProducts, bool kExact, bool kFused,
-          bool kFolded, int kHeld, int kWarps>
+          int kHeld, int kWarps>
 __global__ void __launch_bounds__(kWarps * 32, 1)
     tiled_contract_kernel(const __grid_constant__ TiledGroup group,
                           const __grid_constant__ BagBatch batch,
@@ -223,17 +223,13 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
   // Offsets out of order can make features overlap; the preparation reports them.
   if (segments.first_entry[group.count] > range.end_lookup - range.first_lookup) return;
   const int warps = blockDim.x / 32;  // kWarps where shared memory allows it
-  if constexpr (kFolded) wait_for_previous_kernel();
   divide_into_windows(windows, group.count, warps, range.disabled, [&](int f) {
-    return kFolded ? static_cast<int32_t>(__ldcg(workspace.control + kFoldedRowsWord + f))
-                   : segments.first_entry[f + 1] - segments.first_entry[f];
+    return segments.first_entry[f + 1] - segments.first_entry[f];
   });
   WindowQueue queue(windows, workspace.control, warps);
-  if constexpr (!kFolded) wait_for_previous_kernel();
+  wait_for_previous_kernel();
 
-  const uint4* const entries =
-      reinterpret_cast<const uint4*>(kFolded ? workspace.folded_rows : workspace.entries);
-  const float* const factors = kFolded ? workspace.folded_factors : workspace.factors;
+  const uint4* const entries = reinterpret_cast<const uint4*>(workspace.entries);
   const auto locate = [&](int32_t window) {
     int f = 0;
     while (windows.first_window[f + 1] <= window) ++f;
@@ -251,39 +247,27 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
     const uint4 entry = __ldg(entries + number);
     queue.ask();
     const GroupedLookup lookup{entry.x, entry.y, entry.z, entry.w};
-    const LookupScale scale = load_scale(lookup, feature, workspace, factors, number);
+    const LookupScale scale = load_scale(lookup, feature, workspace, workspace.factors, number);
     // That of the first tile, on its way during planning.
     const uint32_t slice = second_slice<Chain>(feature, __shfl_sync(kAllLanes, lookup.i2, 0));
     if (slice != resident) Chain::load_second(second, workspace, slice, lane, unused);
     __syncwarp();  // the last window's plan has been read
-    if constexpr (kFolded) {
-      const WindowGroups groups = group_rows(lookup, count, range.disabled);
-      plan_window<Chain>(storage.plan, lookup, groups, feature, range, [&] {
-        const uint32_t slot = lookup.position;
-        if (slot == kAddedRow || (lookup.sample & kLoneLookup) != 0) {
-          return plan_lookup(lookup.sample, factor_of(scale), feature, range, workspace, output);
-        }
-        return RowDestination{buffered_row<Chain>(workspace, slot), buffered_row_scale<Chain>(),
-                              kBufferRow};
-      });
-    } else {
-      const WindowGroups groups = group_window(lookup, count, range.disabled);
-      plan_window<Chain>(storage.plan, lookup, groups, feature, range, [&] {
-        RowDestination row =
-            plan_lookup(lookup.sample, factor_of(scale), feature, range, workspace, output);
-        storage.plan.lookups[lane] = row;
-        const bool is_alone = (groups.id & (groups.id - 1)) == 0;
-        if (row.kind == kAddRow || !is_alone) row = {groups.id, row.factor, kEmitEach};
-        return row;
-      });
-    }
+    const WindowGroups groups = group_window(lookup, count, range.disabled);
+    plan_window<Chain>(storage.plan, lookup, groups, feature, range, [&] {
+      RowDestination row =
+          plan_lookup(lookup.sample, factor_of(scale), feature, range, workspace, output);
+      storage.plan.lookups[lane] = row;
+      const bool is_alone = (groups.id & (groups.id - 1)) == 0;
+      if (row.kind == kAddRow || !is_alone) row = {groups.id, row.factor, kEmitEach};
+      return row;
+    });
     __syncwarp();
     queue.advance();
     if (queue.owns() && lane < 5) {  // lines of 8 entries, perhaps not aligned
       const EntryRange next = locate(queue.window());
       touch(unused, entries + next.first_entry + min(8 * lane, next.count - 1));
     }
-    contract_planned<Chain, kExact, kFused, kFolded>(storage, feature, workspace, output, second,
+    contract_planned<Chain, kExact, kFused, false>(storage, feature, workspace, output, second,
                                                      resident);
   }
   wait_for_touched();

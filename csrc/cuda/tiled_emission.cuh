@@ -10,8 +10,9 @@
 namespace flowtt::cuda {
 
 // Writes finished rows. Those of exact tilings are written in pairs of columns, from the lane's
-// first column on. kFolded: of the kinds that may be buffered, otherwise of those that are not.
-template <typename Chain, bool kExact, bool kFolded>
+// first column on. kPooled: of bags that may have several
+// lookups, whose rows may be buffered, otherwise of kinds that are not.
+template <typename Chain, bool kExact, bool kPooled>
 class RowEmitter {
  public:
   // `lookups`: address of WindowPlan::lookups.
@@ -28,7 +29,7 @@ class RowEmitter {
     const uint32_t kind = place & kRowKind;
     const uint64_t target = target_of(destination);
     const float factor = __uint_as_float(destination.z);
-    if constexpr (kFolded) {
+    if constexpr (kPooled) {
       if (kind == kBufferRow) {
         buffer(pairs, factor, target);
         return;
@@ -42,7 +43,7 @@ class RowEmitter {
       store_fp32(pairs, factor, target);
     } else if (kind == kStore16Bits) {
       store_16_bits(pairs, factor, target);
-    } else if constexpr (!kFolded) {
+    } else if constexpr (!kPooled) {
       emit_each(pairs, static_cast<uint32_t>(target));
     }
   }
@@ -61,7 +62,7 @@ class RowEmitter {
       write(pairs[0], __uint_as_float(destination.z), target_of(destination));
       write(pairs[1], __uint_as_float(next_destination.z), target_of(next_destination));
     };
-    if constexpr (kFolded) {
+    if constexpr (kPooled) {
       if (both_are(kBufferRow)) {
         emit_both([&](const Pairs& pairs, float factor, uint64_t target) {
           buffer(pairs, factor, target);

@@ -5,6 +5,8 @@
 #include <algorithm>
 
 #include "device_attributes.h"
+#include "tiled_bins.cuh"
+#include "tiled_group.h"
 #include "tiled_sort.h"
 #include "tiled_tilings.h"
 #include "workspace_layout.h"
@@ -26,12 +28,13 @@ constexpr int64_t kMinRowBytes = int64_t{4} << 20;
 constexpr int64_t kMaxRowBytes = int64_t{40} << 20;
 constexpr int64_t kMaxDeterministicRowBytes = int64_t{40} << 20;
 
-// More bins make more lookups meet, which counts for most where there are three products; fewer are
-// found and written faster, where many lookups are neighbours anyway.
-constexpr int64_t kManyFoldedLookups = int64_t{1} << 18;
-
+// Of a feature. More bins make more lookups meet, which counts for most where there are three
+// products; fewer are found and written faster.
 int32_t most_bins(const TiledPlan& plan) {
-  if (plan.folds && plan.lookups_per_range > kManyFoldedLookups) return kMaxTiledBins / 4;
+  if (plan.folds) {
+    return std::min(kMaxGroupBins / 2,
+                    kMaxGroupBins / plan.group.count / kSummedBins * kSummedBins);
+  }
   return plan.three_products || plan.tiling.kind != TilingKind::kTiled ? kMaxTiledBins
                                                                        : kMaxTiledBins / 2;
 }
@@ -48,31 +51,28 @@ TiledWorkspace place_workspace(const TiledPlan& plan, const PooledOutput& output
   workspace.packed_high = layout->take<__half>(plan.packed_halves);
   workspace.packed_low = layout->take<__half>(plan.three_products ? plan.packed_halves : 0);
   workspace.exponents = layout->take<int32_t>(plan.num_exponents);
-  // What is only sorted with is dead before anything is written to rows or checkpoints.
-  const int64_t chunks = max_chunks(plan, plan.lookups_per_range);
-  const int64_t sort_bytes =
-      chunks * (kBinSums + kMaxTiledBins) * static_cast<int64_t>(sizeof(uint32_t));
-  const int64_t rows_bytes = plan.row_slots * row_bytes(plan);
-  const int64_t entries_bytes =
-      plan.lookups_per_range * static_cast<int64_t>(sizeof(GroupedLookup));
-  void* sorted_with = nullptr;
+  const int64_t lookups = plan.lookups_per_range;
+  int64_t sort_bytes = 0;
   if (plan.folds) {
-    // Rows take the place of the entries that folding has read.
-    workspace.rows =
-        layout->take<char>(plan.saves_order ? rows_bytes : std::max(rows_bytes, entries_bytes));
-    workspace.entries = static_cast<GroupedLookup*>(workspace.rows);
-    sorted_with = layout->take<char>(std::max(entries_bytes, sort_bytes));
-    workspace.folded_rows = static_cast<GroupedLookup*>(sorted_with);
-    workspace.folded_factors = layout->take<float>(plan.has_factors ? plan.lookups_per_range : 0);
+    const int64_t bins = int64_t{plan.bins} * plan.group.count;
+    workspace.binned =
+        layout->take<BinnedLookup>(max_bin_places(lookups, bins));
+    workspace.overflow = layout->take<BinnedLookup>(lookups);
+    workspace.overflow_i2 = layout->take<uint16_t>(lookups);
+    workspace.samples = layout->take<uint32_t>(lookups);
+    workspace.representatives = layout->take<uint32_t>(lookups);
   } else {
-    workspace.entries = layout->take<GroupedLookup>(plan.saves_order ? 0 : plan.lookups_per_range);
-    workspace.rows = layout->take<char>(buffered > 0 ? std::max(rows_bytes, sort_bytes) : 0);
-    sorted_with = workspace.rows;
+    workspace.entries = layout->take<GroupedLookup>(plan.saves_order ? 0 : lookups);
+    // What is only sorted with is dead before anything is written to rows or checkpoints.
+    sort_bytes = max_chunks(plan, lookups) * (kBinSums + kMaxTiledBins) *
+                 static_cast<int64_t>(sizeof(uint32_t));
   }
+  workspace.rows =
+      layout->take<char>(buffered > 0 ? std::max(plan.row_slots * row_bytes(plan), sort_bytes) : 0);
+  workspace.shared_slots = plan.shared_slots;
   workspace.row_slots = static_cast<uint32_t>(plan.row_slots);
-  workspace.single_slots = plan.single_slots;
   const bool has_own_factors = plan.has_factors && !plan.saves_order;
-  workspace.factors = layout->take<float>(has_own_factors ? plan.lookups_per_range : 0);
+  workspace.factors = layout->take<float>(has_own_factors ? lookups : 0);
   if (plan.saves_order) {
     workspace.entries = order.entries;
     workspace.factors = order.factors;
@@ -83,16 +83,19 @@ TiledWorkspace place_workspace(const TiledPlan& plan, const PooledOutput& output
   workspace.control = layout->take<uint32_t>(kControlWords);
   workspace.piece_bags = layout->take<uint2>(pieces);
   workspace.piece_arrivals = layout->take<uint32_t>(pieces);
+  workspace.bin_counts = layout->take<uint32_t>(plan.folds ? bin_counters(plan) : 0);
   workspace.checkpoints =
       layout->take<char>(std::max(kCheckpointBytes, buffered > 0 ? 0 : sort_bytes));
-  if (buffered == 0) sorted_with = workspace.checkpoints;
   workspace.scratch = layout->take<char>((plan.disabled & kFusionDisabled) != 0
                                              ? kScratchBytesPerMultiprocessor * plan.multiprocessors
                                              : 0);
   workspace.row_of_lookup = layout->take<uint2>(buffered);
   workspace.piece_sums = layout->take<float>(pieces * plan.buffered_row_elements);
-  workspace.bin_sums = static_cast<uint32_t*>(sorted_with);
-  workspace.bin_starts = workspace.bin_sums + chunks * kBinSums;
+  if (!plan.folds) {
+    workspace.bin_sums =
+        static_cast<uint32_t*>(buffered > 0 ? workspace.rows : workspace.checkpoints);
+    workspace.bin_starts = workspace.bin_sums + max_chunks(plan, lookups) * kBinSums;
+  }
   workspace.rows_per_block = plan.rows_per_block;
   workspace.buffered_row_elements = plan.buffered_row_elements;
   return workspace;
@@ -120,7 +123,7 @@ void plan_rows(const BagBatch& batch, TiledPlan* plan) {
   const int64_t ranges = std::max<int64_t>(ceil_div(batch.nnz, most), 1);
   plan->lookups_per_range = ceil_div(batch.nnz, ranges);
   plan->folds = buffers && plan->tiling.kind == TilingKind::kTiled;
-  plan->single_slots = kAnySlots;
+  plan->shared_slots = kAnySlots;
   if (buffers) {
     const int64_t bytes_per_lookup = plan->three_products ? kExactRowBytesPerLookup
                                      : plan->folds        ? kFoldedRowBytesPerLookup
@@ -131,8 +134,8 @@ void plan_rows(const BagBatch& batch, TiledPlan* plan) {
     if (!plan->deterministic && bytes / row_bytes(*plan) < plan->row_slots) {
       plan->row_slots = std::max<int64_t>(bytes / row_bytes(*plan), 1);
       if (plan->folds) {
-        const int64_t shared = ceil_div(plan->lookups_per_range, kLookupsPerSharedSlot);
-        plan->single_slots = static_cast<uint32_t>(std::max<int64_t>(plan->row_slots - shared, 0));
+        plan->shared_slots = static_cast<uint32_t>(std::min(
+            ceil_div(plan->lookups_per_range, kLookupsPerSharedSlot), plan->row_slots));
       } else {
         plan->rows_per_block =
             static_cast<int32_t>(ceil_div(plan->row_slots, plan->multiprocessors));
@@ -204,8 +207,10 @@ cudaError_t plan_tiled_forward(const BagBatch& batch, const PooledOutput& output
   plan->tiling.exact = plan->tiling.exact && aligned;
 
   plan_packing(plan);
-  plan->chunk_shift = choose_chunk_shift(plan->lookups_per_range, plan->multiprocessors);
-  plan->saves_order = plan->wants_order && plan->tiling.kind == TilingKind::kTiled &&
+  plan->chunk_shift = plan->folds
+                          ? choose_group_chunk_shift(*plan)
+                          : choose_chunk_shift(plan->lookups_per_range, plan->multiprocessors);
+  plan->saves_order = plan->wants_order && plan->tiling.kind == TilingKind::kTiled && !plan->folds &&
                       (plan->disabled & kGroupingDisabled) == 0 && batch.nnz > 0 &&
                       plan->lookups_per_range == batch.nnz &&
                       plan->samples_per_range == batch.batch_size;

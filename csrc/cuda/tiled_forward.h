@@ -59,8 +59,8 @@ struct TiledPlan {
   int64_t packed_halves;
   int64_t num_exponents;
   int64_t row_slots;              // 0: rows of bags are added to their sums
-  bool folds;                     // equal ids are folded before the contraction
-  uint32_t single_slots;          // as in TiledWorkspace
+  bool folds;                     // equal ids of a chunk are folded when lookups are grouped
+  uint32_t shared_slots;          // as in TiledWorkspace
   int32_t rows_per_block;         // as in TiledWorkspace
   int32_t buffered_row_elements;  // as in TiledWorkspace
   int32_t buffered_sharers;       // as in TiledRange

@@ -31,12 +31,8 @@ inline constexpr int kTiledFeaturesPerLaunch = 20;
 
 // What the contraction wants zeroed for each range: queues and checkpoint tags. In words.
 inline constexpr int32_t kControlWords = 2048;
-// Of these, where lookups are folded: rows of each feature, and slots that have been taken by rows
-// that lookups share and by others.
-inline constexpr int32_t kFoldedRowsWord = 1984;
-inline constexpr int32_t kUsedSlotsWord = 2046;
-inline constexpr int32_t kUsedSingleSlotsWord = 2047;
-static_assert(kFoldedRowsWord + kTiledFeaturesPerLaunch <= kUsedSlotsWord);
+// Of these: slots that have been taken by rows that lookups share.
+inline constexpr int32_t kSharedSlotsWord = 2047;
 // Prefix products that several blocks use, whatever the batch.
 inline constexpr int64_t kCheckpointBytes = int64_t{512} << 10;
 // Prefix products of a multiprocessor when fusion is disabled.
@@ -51,6 +47,24 @@ struct __align__(16) GroupedLookup {
   uint32_t sample;    // | kLoneLookup when its bag has exactly one lookup
 };
 
+// One of the lookups that have been grouped, in one of the bins: those with the same id, of one
+// chunk, are one if they are folded.
+struct __align__(8) BinnedLookup {
+  uint32_t outer;  // as in GroupedLookup
+  uint32_t place;  // position as in GroupedLookup | kSharedBit | kLoneBit | low bits of i2 <<
+                   // kLowDigitShift
+};
+inline constexpr uint32_t kPositionBits = 20;
+inline constexpr uint32_t kPositionMask = (1u << kPositionBits) - 1;
+inline constexpr uint32_t kSharedBit = 1u << kPositionBits;      // it is several
+inline constexpr uint32_t kLoneBit = 1u << (kPositionBits + 1);  // see kLoneLookup
+inline constexpr uint32_t kLowDigitShift = kPositionBits + 2;
+inline constexpr uint32_t kLowDigitMask = (1u << (32 - kLowDigitShift)) - 1;
+inline constexpr int64_t kMaxGroupedLookups = int64_t{1} << kPositionBits;
+
+// Bins of all features of a launch whose lookups are grouped in one launch.
+inline constexpr int32_t kMaxGroupBins = 4096;
+
 // Bag of one lookup: its row is stored; rows of other bags are buffered or added.
 inline constexpr uint32_t kLoneLookup = 0x80000000u;
 
@@ -62,7 +76,7 @@ inline bool has_factors(const BagBatch& batch) {
 // In row_of_lookup, instead of a slot: the contraction has added the row to the sum.
 inline constexpr uint32_t kAddedRow = 0xffffffffu;
 
-// In single_slots: every row finds a slot, whichever it takes.
+// In shared_slots: there is a slot for each lookup of the range, by position.
 inline constexpr uint32_t kAnySlots = 0xffffffffu;
 
 // Lookups of a piece of a long bag, and how many whole pieces make a bag long.
@@ -175,12 +189,18 @@ struct TiledWorkspace {
                              // own adds. 0: the slot of a row is the number of its first
                              // entry, so that every row has one
   int32_t buffered_row_elements;  // a multiple of 8
-  // What folding makes of the entries, or null: the distinct rows of a feature from its first entry
-  // on, with a slot or kAddedRow for the position, and their factors as above.
-  GroupedLookup* folded_rows;
-  float* folded_factors;
+  // Of lookups that are grouped and folded, instead of entries. By position: the sample as in
+  // GroupedLookup, and the position of the lookup that stands for it, which alone has an element of
+  // row_of_lookup, with a factor of the row alone; `factors` are by position too.
+  uint32_t* bin_counts;    // [features, bins] lookups of each bin, [features] that found no place
+  BinnedLookup* binned;    // bin after bin, see BinPlaces
+  BinnedLookup* overflow;  // from the feature's first lookup on: those that found no place
+  uint16_t* overflow_i2;
+  uint32_t* samples;
+  uint32_t* representatives;
   uint32_t row_slots;
-  uint32_t single_slots;  // the last of these, for rows that lookups do not share, or kAnySlots
+  uint32_t shared_slots;  // of these, the first, for rows that lookups of one chunk share, as long
+                          // as they want them; or kAnySlots
 };
 
 static_assert(sizeof(TiledGroup) + sizeof(BagBatch) + sizeof(TiledRange) + sizeof(TiledWorkspace) +

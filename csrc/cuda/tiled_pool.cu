@@ -13,11 +13,11 @@ namespace {
 constexpr int64_t kMaxPieceBlocks = 512;
 
 // With a part of a warp, at least kLanes lanes, for each bag.
-template <typename row_t, int kLanes>
+template <typename row_t, int kLanes, bool kFolded>
 cudaError_t launch_pool(const TiledLaunch& launch, PoolCall& call, int32_t widest) {
   if constexpr (kLanes < 32) {
     if (widest > kLanes * PooledColumns<row_t>::kCount) {
-      return launch_pool<row_t, 2 * kLanes>(launch, call, widest);
+      return launch_pool<row_t, 2 * kLanes, kFolded>(launch, call, widest);
     }
   }
   constexpr int64_t kBags = kPoolThreads / kLanes;
@@ -28,7 +28,7 @@ cudaError_t launch_pool(const TiledLaunch& launch, PoolCall& call, int32_t wides
       std::min((int64_t{call.pieces} + kWarps - 1) / kWarps, kMaxPieceBlocks);
   const int64_t blocks =
       std::max(int64_t{call.blocks_per_feature} * call.feature_count, piece_blocks);
-  const auto kernel = tiled_pool_kernel<row_t, kLanes>;
+  const auto kernel = tiled_pool_kernel<row_t, kLanes, kFolded>;
   const cudaError_t error = share_memory_split(kernel);
   if (error != cudaSuccess) return error;
   return launch_kernel(kernel, blocks, kPoolThreads, 0, launch.plan.dependent_launch, launch.stream,
@@ -52,8 +52,12 @@ cudaError_t launch_tiled_pool(const TiledLaunch& launch) {
   if (launch.workspace.piece_bags != nullptr) {
     call.pieces = static_cast<int32_t>(launch.lookups() / kPoolPiece);
   }
-  return launch.plan.three_products ? launch_pool<float, 8>(launch, call, widest)
-                                    : launch_pool<__half, 4>(launch, call, widest);
+  if (launch.plan.folds) {
+    return launch.plan.three_products ? launch_pool<float, 8, true>(launch, call, widest)
+                                      : launch_pool<__half, 4, true>(launch, call, widest);
+  }
+  return launch.plan.three_products ? launch_pool<float, 8, false>(launch, call, widest)
+                                    : launch_pool<__half, 4, false>(launch, call, widest);
 }
 
 }  // namespace flowtt::cuda

@@ -49,7 +49,7 @@ struct RangeBag {
 
 // Sums a bag by a part of a warp, or by all of it. Called by all lanes; the bag is the same for all
 // if kByWarp.
-template <typename row_t, int kLanes, bool kByWarp>
+template <typename row_t, int kLanes, bool kByWarp, bool kFolded>
 __device__ __forceinline__ void pool_bag(const PoolCall& call, const PoolFeature& feature,
                                          const RangeBag& bag) {
   using Lane = PoolLane<kLanes>;
@@ -64,8 +64,9 @@ __device__ __forceinline__ void pool_bag(const PoolCall& call, const PoolFeature
     PooledColumns<row_t> columns{};
     bool adds = bag.adds;
     if (call.workspace.rows != nullptr) {
-      const bool added = sum_rows<kLanes, kByWarp>(columns, call.workspace, column, has_columns,
-                                                   bag.begin, bag.is_pooled ? bag.end : bag.begin);
+      const bool added = sum_rows<kLanes, kByWarp, kFolded>(
+          columns, call.workspace, column, has_columns, bag.begin,
+          bag.is_pooled ? bag.end : bag.begin);
       adds = adds || (added && call.adds_to_sums);
     }
     if constexpr (kByWarp) sum_parts<kLanes>(columns);
@@ -97,7 +98,7 @@ struct BagPlace {
 };
 
 // Bags of a warp's parts by the whole warp, one after the other. lanes: those of the parts.
-template <typename row_t, int kLanes>
+template <typename row_t, int kLanes, bool kFolded>
 __device__ __forceinline__ void pool_by_warp(const PoolCall& call, uint32_t lanes) {
 #pragma unroll 1
   while (lanes != 0) {
@@ -105,7 +106,7 @@ __device__ __forceinline__ void pool_by_warp(const PoolCall& call, uint32_t lane
     lanes &= ~(kAllLanes >> (32 - kLanes) << part * kLanes);
     const BagPlace<kLanes> place(call, part);
     const PoolFeature& feature = call.features[place.feature];
-    pool_bag<row_t, kLanes, true>(call, feature, RangeBag(call, feature, place.number));
+    pool_bag<row_t, kLanes, true, kFolded>(call, feature, RangeBag(call, feature, place.number));
   }
 }
 
@@ -138,7 +139,7 @@ class LongBag {
 };
 
 // Sums one piece of a long bag by a warp, and the whole bag if it is the last to finish.
-template <typename row_t, int kLanes>
+template <typename row_t, int kLanes, bool kFolded>
 __device__ __forceinline__ void pool_piece(const PoolCall& call, uint2 noted, int32_t piece) {
   using Lane = PoolLane<kLanes>;
   constexpr int kColumns = PooledColumns<row_t>::kCount;
@@ -147,7 +148,7 @@ __device__ __forceinline__ void pool_piece(const PoolCall& call, uint2 noted, in
   const LongBag bag(call, noted);
   const auto add_rows = [&](PooledColumns<row_t>& columns, int32_t column, int32_t begin,
                             int32_t end) {
-    sum_rows<kLanes, true>(columns, workspace, column, column < feature.embedding_dim, begin, end);
+    sum_rows<kLanes, true, kFolded>(columns, workspace, column, column < feature.embedding_dim, begin, end);
   };
   const auto sums_of = [&](int32_t of_piece, int32_t column) {
     return workspace.piece_sums + int64_t{of_piece} * workspace.buffered_row_elements + column;
@@ -209,7 +210,7 @@ struct WarpPieces {
 };
 
 // Sums those that are pieces of long bags: each lane looks at one.
-template <typename row_t, int kLanes>
+template <typename row_t, int kLanes, bool kFolded>
 __device__ __forceinline__ void pool_pieces(const PoolCall& call) {
 #pragma unroll 1
   for (WarpPieces pieces; pieces.first < call.pieces; pieces.first += 32 * pieces.stride) {
@@ -220,7 +221,7 @@ __device__ __forceinline__ void pool_pieces(const PoolCall& call) {
 #pragma unroll 1
     for (uint32_t lanes = __ballot_sync(kAllLanes, is_long); lanes != 0; lanes &= lanes - 1) {
       const int source = __ffs(lanes) - 1;
-      pool_piece<row_t, kLanes>(call,
+      pool_piece<row_t, kLanes, kFolded>(call,
                                 make_uint2(__shfl_sync(kAllLanes, noted.x, source),
                                            __shfl_sync(kAllLanes, noted.y, source)),
                                 static_cast<int32_t>(pieces.first + source * pieces.stride));
@@ -230,15 +231,15 @@ __device__ __forceinline__ void pool_pieces(const PoolCall& call) {
 
 // What is left to a warp when its short bags are done. Not inlined, and the last that it does: it
 // takes no registers from short bags, none of which are spilled.
-template <typename row_t, int kLanes>
+template <typename row_t, int kLanes, bool kFolded>
 __device__ __noinline__ void pool_longer(const PoolCall& call, uint32_t lanes, bool has_pieces) {
-  pool_by_warp<row_t, kLanes>(call, lanes);
-  if (has_pieces) pool_pieces<row_t, kLanes>(call);
+  pool_by_warp<row_t, kLanes, kFolded>(call, lanes);
+  if (has_pieces) pool_pieces<row_t, kLanes, kFolded>(call);
 }
 
 // A bag for each part of a warp of the blocks that have bags, then pieces of long bags. Nothing
 // that the kernels ahead write is read before the wait.
-template <typename row_t, int kLanes>
+template <typename row_t, int kLanes, bool kFolded>
 __global__ void __launch_bounds__(kPoolThreads, kPoolBlocks<row_t>)
     tiled_pool_kernel(const __grid_constant__ PoolCall call) {
   allow_dependent_launch();
@@ -255,10 +256,10 @@ __global__ void __launch_bounds__(kPoolThreads, kPoolBlocks<row_t>)
   uint32_t noted_feature = 0;
   if (pieces.own() < call.pieces) noted_feature = call.workspace.piece_bags[pieces.own()].x;
 
-  pool_bag<row_t, kLanes, false>(call, feature, bag);
+  pool_bag<row_t, kLanes, false, kFolded>(call, feature, bag);
   const bool has_pieces =
       __any_sync(kAllLanes, noted_feature != 0) || pieces.first + 32 * pieces.stride < call.pieces;
-  if (others != 0 || has_pieces) pool_longer<row_t, kLanes>(call, others, has_pieces);
+  if (others != 0 || has_pieces) pool_longer<row_t, kLanes, kFolded>(call, others, has_pieces);
 }
 
 }  // namespace flowtt::cuda

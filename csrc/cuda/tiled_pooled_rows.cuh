@@ -103,7 +103,7 @@ __device__ __forceinline__ uint4 load_row(const char* row) {
 // take pages in turn, otherwise each has lookups of its own. Called by all lanes of a warp;
 // has_columns: whether the lane has any. Returns whether the contraction has added some of the
 // part's rows.
-template <int kLanes, bool kByWarp, typename row_t>
+template <int kLanes, bool kByWarp, bool kFolded, typename row_t>
 __device__ __forceinline__ bool sum_rows(PooledColumns<row_t>& columns,
                                          const TiledWorkspace& workspace, int32_t column,
                                          bool has_columns, int32_t begin, int32_t end) {
@@ -120,19 +120,38 @@ __device__ __forceinline__ bool sum_rows(PooledColumns<row_t>& columns,
     longest = __reduce_max_sync(kAllLanes, longest);
   }
   int32_t lookup = begin + Lane::index();
-  const auto fetch = [&] {
+  // Where lookups have been folded, the row of one is that of the lookup that stands for it, which
+  // is fetched a page earlier.
+  const auto fetch_representative = [&](int32_t of) {
+    if constexpr (kFolded) {
+      return of < end ? workspace.representatives[of] : 0u;
+    } else {
+      return static_cast<uint32_t>(of);
+    }
+  };
+  const auto fetch = [&](uint32_t representative) {
     uint2 target = make_uint2(kNoRow, 0);
-    if (lookup < end) target = workspace.row_of_lookup[lookup];
+    if (lookup < end) {
+      target = __ldcg(workspace.row_of_lookup + representative);
+      if constexpr (kFolded) {
+        if (workspace.factors != nullptr) {
+          target.y = __float_as_uint(__uint_as_float(target.y) * workspace.factors[lookup]);
+        }
+      }
+    }
     return target;
   };
   bool added = false;
   // Nothing looks at a page before its turn comes: it would wait for it there.
-  uint2 next = fetch();
+  uint32_t representative = fetch_representative(lookup);
+  uint2 next = fetch(representative);
+  representative = fetch_representative(lookup + kStep);
 #pragma unroll 1
   for (int32_t done = 0; done < longest; done += kLanes) {
     uint2 target = next;
     lookup += kStep;
-    next = fetch();
+    next = fetch(representative);
+    representative = fetch_representative(lookup + kStep);
     if (target.x == kAddedRow) {
       added = true;
       target.y = 0;  // the factor is of no meaning

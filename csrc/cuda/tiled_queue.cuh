@@ -29,20 +29,22 @@ struct Windows {
 };
 
 // Full windows find most ids and prefixes in common, but small batches are better spread over all
-// warps. count(f): entries of feature f. Called by all threads; ends with a barrier.
-template <typename Count>
+// warps. count(f): entries of feature f; more(f): windows that it has ahead of theirs, of other
+// entries. Called by all threads; ends with a barrier.
+template <typename Count, typename More>
 __device__ __forceinline__ void divide_into_windows(Windows& windows, int features, int warps,
-                                                    uint32_t disabled, Count&& count) {
+                                                    uint32_t disabled, Count&& count, More&& more) {
   if (threadIdx.x < 32) {
     const int lane = threadIdx.x;
     const int entries = lane < features ? count(lane) : 0;
-    const int total = __reduce_add_sync(kAllLanes, entries);
+    const int others = lane < features ? more(lane) : 0;
+    const int total = __reduce_add_sync(kAllLanes, entries + others * kWindow);
     const int all_warps = warps * gridDim.x;
     // As many windows for each warp.
     const int rounds = max((total + all_warps * kWindow - 1) / (all_warps * kWindow), 1);
     const int size =
         min(max((total + all_warps * rounds - 1) / (all_warps * rounds), kMinWindow), kWindow);
-    const int up_to = inclusive_sum((entries + size - 1) / size);
+    const int up_to = inclusive_sum(others + (entries + size - 1) / size);
     if (lane < features) {
       windows.first_window[lane + 1] = up_to;
       windows.entries[lane] = entries;
@@ -57,6 +59,12 @@ __device__ __forceinline__ void divide_into_windows(Windows& windows, int featur
     }
   }
   __syncthreads();
+}
+
+template <typename Count>
+__device__ __forceinline__ void divide_into_windows(Windows& windows, int features, int warps,
+                                                    uint32_t disabled, Count&& count) {
+  divide_into_windows(windows, features, warps, disabled, count, [](int) { return 0; });
 }
 
 // One warp's view; called by whole warps.

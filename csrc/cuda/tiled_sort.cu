@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "tiled_counting.cuh"
+#include "tiled_group.h"
 #include "tiled_kernel_launch.cuh"
 #include "tiled_scatter.cuh"
 #include "tiled_sort.h"
@@ -77,15 +78,38 @@ int32_t max_chunks(const TiledPlan& plan, int64_t lookups) {
   return static_cast<int32_t>((lookups + chunk - 1) / chunk + plan.group.count - 1);
 }
 
+ClearedVectors used_counters(const TiledLaunch& launch) {
+  const TiledPlan& plan = launch.plan;
+  const TiledWorkspace& workspace = launch.workspace;
+  // What lies between the first and the last is cleared too.
+  const uint32_t* end = workspace.control + kControlWords;
+  if (workspace.piece_arrivals != nullptr) {
+    end = workspace.piece_arrivals + plan.lookups_per_range / kPoolPiece;
+  }
+  if (workspace.bin_counts != nullptr) {
+    end = workspace.bin_counts + bin_counters(plan);
+  }
+  return {reinterpret_cast<uint4*>(workspace.control), (end - workspace.control + 3) / 4};
+}
+
+ClearingPieces clearing_pieces(const TiledLaunch& launch, const ClearedVectors& cleared) {
+  const int64_t samples = launch.range.end_sample - launch.range.first_sample;
+  const int32_t features = launch.plan.group.count;
+  const int64_t bags_per_piece =
+      std::clamp<int64_t>(samples * features / kMaxClearingPieces / kPrepareWarps * kPrepareWarps,
+                          kPrepareWarps, kMaxBagsPerPiece);
+  ClearingPieces pieces{};
+  pieces.pieces_per_feature = static_cast<int32_t>((samples + bags_per_piece - 1) / bags_per_piece);
+  pieces.count = features * pieces.pieces_per_feature;
+  pieces.bags_per_piece = static_cast<int32_t>(bags_per_piece);
+  pieces.clears_sums = launch.clears_sums && cleared.count == 0;
+  return pieces;
+}
+
 cudaError_t launch_count(const TiledLaunch& launch) {
   const TiledPlan& plan = launch.plan;
   const TiledWorkspace& workspace = launch.workspace;
-  // What lies between the two is cleared too.
-  const uint32_t* const end = workspace.piece_arrivals != nullptr
-                                  ? workspace.piece_arrivals + plan.lookups_per_range / kPoolPiece
-                                  : workspace.control + kControlWords;
-  const ClearedVectors counters{reinterpret_cast<uint4*>(workspace.control),
-                                (end - workspace.control + 3) / 4};
+  const ClearedVectors counters = used_counters(launch);
   const int32_t chunks = max_chunks(plan, launch.lookups());
   const cudaError_t error = share_memory_split(tiled_count_kernel);
   if (error != cudaSuccess) return error;
@@ -97,15 +121,7 @@ cudaError_t launch_count(const TiledLaunch& launch) {
 cudaError_t launch_scatter(const TiledLaunch& launch, const ClearedVectors& cleared) {
   const TiledRange& range = launch.range;
   const TiledGroup& group = launch.plan.group;
-  const int64_t samples = range.end_sample - range.first_sample;
-  const int64_t bags_per_piece = std::clamp<int64_t>(
-      samples * group.count / kMaxClearingPieces / kPrepareWarps * kPrepareWarps, kPrepareWarps,
-      kMaxBagsPerPiece);
-  ClearingPieces pieces{};
-  pieces.pieces_per_feature = static_cast<int32_t>((samples + bags_per_piece - 1) / bags_per_piece);
-  pieces.count = group.count * pieces.pieces_per_feature;
-  pieces.bags_per_piece = static_cast<int32_t>(bags_per_piece);
-  pieces.clears_sums = launch.clears_sums && cleared.count == 0;
+  const ClearingPieces pieces = clearing_pieces(launch, cleared);
   const int32_t chunks = max_chunks(launch.plan, launch.lookups());
   const int32_t multiprocessors = launch.plan.multiprocessors;
   // As many other blocks as fit beside those that scatter.

@@ -24,6 +24,12 @@ int32_t max_chunks(const TiledPlan& plan, int64_t lookups);
 // that rows are added to one by one.
 ClearedVectors whole_sums(const TiledLaunch& launch);
 
+// What the first launch of a range clears: all that is counted in.
+ClearedVectors used_counters(const TiledLaunch& launch);
+
+// How the bags of a range are checked, and cleared unless `cleared` has all of them.
+ClearingPieces clearing_pieces(const TiledLaunch& launch, const ClearedVectors& cleared);
+
 // The launches that are the same for all tables. cleared: what is to be zeros after them.
 cudaError_t launch_count(const TiledLaunch& launch);
 cudaError_t launch_scatter(const TiledLaunch& launch, const ClearedVectors& cleared);

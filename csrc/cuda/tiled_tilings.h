@@ -21,7 +21,6 @@ int64_t packing_pieces(const Tiling& tiling, const TiledFeature& feature);
 cudaError_t launch_tiling(const TiledLaunch& launch);
 
 // Sums the buffered rows of the range's bags, and rounds finished sums to a 16-bit output.
-cudaError_t launch_tiled_fold(const TiledLaunch& launch);
 cudaError_t launch_tiled_pool(const TiledLaunch& launch);
 
 }  // namespace flowtt::cuda
