@@ -8,6 +8,7 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -80,11 +81,29 @@ def describe_cards() -> dict[str, object]:
     }
 
 
+def recorded_command(argv: Sequence[str]) -> str:
+    """The command line without the folders of the machine that ran it.
+
+    Absolute paths inside the repository become relative to it, others keep their name alone.
+    """
+    root = Path(__file__).resolve().parents[1]
+
+    def portable(argument: str) -> str:
+        option, equals, value = argument.rpartition("=")
+        path = Path(value)
+        if not path.is_absolute():
+            return argument
+        short = path.relative_to(root) if path.is_relative_to(root) else path.name
+        return f"{option}{equals}{short}"
+
+    return shlex.join(["python", *map(portable, argv)])
+
+
 def describe_run() -> dict[str, object]:
     """The entries that every result file begins with."""
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
-        "command": shlex.join(["python", *sys.argv]),
+        "command": recorded_command(sys.argv),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "commit": git_commit(),
         "cpu": cpu_model(),
