@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.cuda_on_cpu.emulated import Device, Order, operators, two_steps
 from tests.gpu.calls import MEAN, NONE, SUM, Call, Table, make_call
-from tests.gpu.expected import assert_matches, expect
+from tests.gpu.expected import are_equal, assert_matches, expect
 from tests.gpu.shapes import SMALL, TABLES, one
 
 # Prefix products that do not fit into shared memory.
@@ -40,14 +40,6 @@ def check(call: Call, grad: Tensor | None = None, device: Device | None = None) 
         assert_matches(core, expected)
 
 
-def are_equal(results: list[list[Tensor]]) -> bool:
-    return all(
-        torch.equal(tensor, first)
-        for result in results[1:]
-        for tensor, first in zip(result, results[0], strict=True)
-    )
-
-
 def skewed_call(tables: list[Table], features: list[int], **options: object) -> Call:
     """Bags of which some are empty and some long; a third of the lookups are of one row."""
     lengths = [(7 * i * i) % 11 if i % 3 else 0 for i in range(len(features) * 9)]
@@ -66,12 +58,7 @@ def skewed_call(tables: list[Table], features: list[int], **options: object) -> 
 @pytest.mark.parametrize("mode", [SUM, MEAN])
 def test_tables(name: str, mode: int) -> None:
     tables = TABLES[name]
-    call = make_call(
-        tables.tables,
-        feature_table_map=tables.feature_table_map,
-        weighted=True,
-        pooling_mode=mode,
-    )
+    call = tables.call(weighted=True, pooling_mode=mode)
     check(call, device=Device(multiprocessors=3, order=Order.RANDOM))
 
 
@@ -235,7 +222,7 @@ def test_rows_without_pooling_do_not_depend_on_the_order(name: str) -> None:
 def test_more_features_than_a_launch_takes() -> None:
     """The last feature shares a table with the first, which another launch has summed."""
     tables = TABLES["many tables"]
-    call = make_call(tables.tables, feature_table_map=tables.feature_table_map, weighted=True)
+    call = tables.call(weighted=True)
     grad = call.grad_output()
     assert are_equal([gradients(call, grad, device) for device in FEW_DEVICES])
 

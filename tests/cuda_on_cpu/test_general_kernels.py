@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.cuda_on_cpu.emulated import Device, Order, forward, operators, two_steps
-from tests.gpu.calls import MEAN, NONE, SUM, Call, Table, make_call
+from tests.gpu.calls import MEAN, NONE, SUM, Table, make_call
 from tests.gpu.expected import assert_matches, expect
 from tests.gpu.shapes import SMALL, TABLES, one
 
@@ -20,16 +20,11 @@ def _general(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLOWTT_CUDA_FORWARD", "general")
 
 
-def call_of(name: str, **options: object) -> Call:
-    tables = TABLES[name]
-    return make_call(tables.tables, feature_table_map=tables.feature_table_map, **options)
-
-
 @pytest.mark.parametrize("name", [name for name in SMALL if name != "many tables"])
 @pytest.mark.parametrize("order", ORDERS, ids=lambda order: order.name.lower())
 def test_forward_and_backward(name: str, order: Order) -> None:
     device = Device(multiprocessors=3, order=order)
-    call = call_of(name, weighted=True, pooling_mode=MEAN)
+    call = TABLES[name].call(weighted=True, pooling_mode=MEAN)
     expected = expect(call)
     assert_matches(forward(call, device), expected.output)
     grad = call.grad_output()
@@ -41,14 +36,14 @@ def test_forward_and_backward(name: str, order: Order) -> None:
 
 
 def test_more_features_than_a_launch_takes() -> None:
-    call = call_of("many tables", weighted=True, pooling_mode=MEAN)
+    call = TABLES["many tables"].call(weighted=True, pooling_mode=MEAN)
     assert_matches(forward(call, Device(order=Order.RANDOM)), expect(call).output)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["three cores", "prime sizes", "different tables"])
 def test_dtypes(dtype: torch.dtype, name: str) -> None:
-    call = call_of(name, dtype=dtype, weighted=True)
+    call = TABLES[name].call(dtype=dtype, weighted=True)
     output_dtype = torch.float64 if dtype == torch.float64 else torch.float32
     expected = expect(call)
     assert_matches(forward(call, output_dtype=output_dtype), expected.output)
@@ -78,7 +73,7 @@ def test_scratch_in_global_memory() -> None:
 @pytest.mark.parametrize("optimizer", ["exact_sgd", "exact_row_wise_adagrad", "adam"])
 @pytest.mark.parametrize("order", [Order.ASCENDING, Order.RANDOM], ids=["ascending", "random"])
 def test_optimizer_steps(optimizer: str, order: Order) -> None:
-    call = call_of("different tables", weighted=True)
+    call = TABLES["different tables"].call(weighted=True)
     cores, expected = two_steps(call, Device(order=order), optimizer)[0]
     for core, right in zip(cores, expected, strict=True):
         assert_matches(core, right, slack=4)

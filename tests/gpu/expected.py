@@ -56,3 +56,12 @@ def assert_matches(actual: Tensor, expected: Tensor, slack: float = 1.0) -> None
     if actual.dtype == torch.float32:
         slack *= _FLOAT32_SLACK
     assert_close(actual.detach().cpu(), expected.detach().cpu().double(), "CUDA", slack)
+
+
+def are_equal(results: list[list[Tensor]]) -> bool:
+    """Whether every result has the bits of the first."""
+    return all(
+        torch.equal(tensor, first)
+        for result in results[1:]
+        for tensor, first in zip(result, results[0], strict=True)
+    )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
-from tests.gpu.calls import Table
+from tests.gpu.calls import Call, Table, make_call
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,6 +14,10 @@ class Tables:
 
     tables: tuple[Table, ...]
     feature_table_map: tuple[int, ...]
+
+    def call(self, **options: Any) -> Call:
+        """Of these tables and features; see make_call."""
+        return make_call(self.tables, feature_table_map=self.feature_table_map, **options)
 
 
 def one(

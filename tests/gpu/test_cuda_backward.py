@@ -29,13 +29,7 @@ def assert_gradients_match(call: Call, grad: Tensor) -> None:
 )
 def test_tables(name: str, dtype: torch.dtype) -> None:
     group = TABLES[name]
-    call = make_call(
-        group.tables,
-        feature_table_map=group.feature_table_map,
-        dtype=dtype,
-        weighted=True,
-        device="cuda",
-    )
+    call = group.call(dtype=dtype, weighted=True, device="cuda")
     assert_gradients_match(call, call.grad_output())
 
 
@@ -44,14 +38,8 @@ def test_tables(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("pooling_mode", [SUM, MEAN])
 def test_pooling(name: str, weighted: bool, pooling_mode: int) -> None:
     group = TABLES[name]
-    call = make_call(
-        group.tables,
-        feature_table_map=group.feature_table_map,
-        batch_size=9,
-        max_length=7,
-        weighted=weighted,
-        pooling_mode=pooling_mode,
-        device="cuda",
+    call = group.call(
+        batch_size=9, max_length=7, weighted=weighted, pooling_mode=pooling_mode, device="cuda"
     )
     assert_gradients_match(call, call.grad_output())
 
@@ -67,13 +55,8 @@ def test_gradient_dtypes(dtype: torch.dtype, grad_dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("offset_dtype", [torch.int32, torch.int64], ids=str)
 def test_index_dtypes(index_dtype: torch.dtype, offset_dtype: torch.dtype) -> None:
     group = TABLES["features share tables"]
-    call = make_call(
-        group.tables,
-        feature_table_map=group.feature_table_map,
-        index_dtype=index_dtype,
-        offset_dtype=offset_dtype,
-        pooling_mode=MEAN,
-        device="cuda",
+    call = group.call(
+        index_dtype=index_dtype, offset_dtype=offset_dtype, pooling_mode=MEAN, device="cuda"
     )
     assert_gradients_match(call, call.grad_output())
 
@@ -92,7 +75,7 @@ STRIDED: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("layout", STRIDED)
 def test_strided_gradients(layout: str) -> None:
     group = TABLES["different tables"]
-    call = make_call(group.tables, feature_table_map=group.feature_table_map, device="cuda")
+    call = group.call(device="cuda")
     grad = STRIDED[layout](call.grad_output())
     assert not grad.is_contiguous()
     assert_gradients_match(call, grad)

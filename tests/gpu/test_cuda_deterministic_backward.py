@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.gpu.calls import MEAN, NONE, SUM, Call, Table, make_call
-from tests.gpu.expected import assert_matches, expect
+from tests.gpu.expected import are_equal, assert_matches, expect
 from tests.gpu.shapes import SMALL, TABLES
 from tests.gpu.training import OPTIMIZERS, Training, assert_step_matches
 from torchrec_flowtt.functional import tt_embedding_bag
@@ -42,14 +42,6 @@ def check(call: Call, grad: Tensor | None = None, slack: float = 1.0) -> None:
         assert_matches(actual, wanted, slack)
 
 
-def are_equal(results: list[list[Tensor]]) -> bool:
-    return all(
-        torch.equal(tensor, first)
-        for result in results[1:]
-        for tensor, first in zip(result, results[0], strict=True)
-    )
-
-
 def skewed_call(seed: int = 1, batch_size: int = 3000, **options: object) -> Call:
     """Several tables with features that share them; of each a tenth of the lookups is one row."""
     features = [0, 1, 0, 2, 3, 3]
@@ -75,13 +67,7 @@ def skewed_call(seed: int = 1, batch_size: int = 3000, **options: object) -> Cal
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_tables(name: str, dtype: torch.dtype) -> None:
     group = TABLES[name]
-    call = make_call(
-        group.tables,
-        feature_table_map=group.feature_table_map,
-        dtype=dtype,
-        weighted=True,
-        device="cuda",
-    )
+    call = group.call(dtype=dtype, weighted=True, device="cuda")
     check(call)
 
 
@@ -90,9 +76,7 @@ def test_tables(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64], ids=str)
 def test_pooling(name: str, pooling_mode: int, index_dtype: torch.dtype) -> None:
     group = TABLES[name]
-    call = make_call(
-        group.tables,
-        feature_table_map=group.feature_table_map,
+    call = group.call(
         batch_size=9,
         max_length=7,
         pooling_mode=pooling_mode,
@@ -123,7 +107,7 @@ STRIDED: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("form", STRIDED)
 def test_forms_of_grad_output(form: str) -> None:
     group = TABLES["features share tables"]
-    call = make_call(group.tables, feature_table_map=group.feature_table_map, device="cuda")
+    call = group.call(device="cuda")
     check(call, STRIDED[form](call.grad_output()))
 
 
@@ -195,9 +179,7 @@ def test_gradients_of_weights_are_bit_identical() -> None:
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_steps(optimizer: str) -> None:
     group = TABLES["features share tables"]
-    call = make_call(
-        group.tables, feature_table_map=group.feature_table_map, weighted=True, device="cuda"
-    )
+    call = group.call(weighted=True, device="cuda")
     training = Training(call, optimizer, deterministic=True)
     for seed in (1, 2):
         training.iter.add_(1)

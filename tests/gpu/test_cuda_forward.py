@@ -17,13 +17,7 @@ INDEX_DTYPES = [torch.int32, torch.int64]
 @pytest.mark.parametrize("dtype", CORE_DTYPES, ids=str)
 def test_tables(name: str, dtype: torch.dtype) -> None:
     group = TABLES[name]
-    call = make_call(
-        group.tables,
-        feature_table_map=group.feature_table_map,
-        dtype=dtype,
-        weighted=True,
-        device="cuda",
-    )
+    call = group.call(dtype=dtype, weighted=True, device="cuda")
     assert_matches(call.forward(), expect(call).output)
 
 
@@ -32,14 +26,8 @@ def test_tables(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("pooling_mode", [SUM, MEAN])
 def test_pooling(name: str, weighted: bool, pooling_mode: int) -> None:
     group = TABLES[name]
-    call = make_call(
-        group.tables,
-        feature_table_map=group.feature_table_map,
-        batch_size=9,
-        max_length=7,
-        weighted=weighted,
-        pooling_mode=pooling_mode,
-        device="cuda",
+    call = group.call(
+        batch_size=9, max_length=7, weighted=weighted, pooling_mode=pooling_mode, device="cuda"
     )
     assert_matches(call.forward(), expect(call).output)
 
@@ -57,13 +45,8 @@ def test_output_dtypes(dtype: torch.dtype, output_dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("offset_dtype", INDEX_DTYPES, ids=str)
 def test_index_dtypes(index_dtype: torch.dtype, offset_dtype: torch.dtype) -> None:
     group = TABLES["features share tables"]
-    call = make_call(
-        group.tables,
-        feature_table_map=group.feature_table_map,
-        index_dtype=index_dtype,
-        offset_dtype=offset_dtype,
-        weighted=True,
-        device="cuda",
+    call = group.call(
+        index_dtype=index_dtype, offset_dtype=offset_dtype, weighted=True, device="cuda"
     )
     assert_matches(call.forward(), expect(call).output)
 

@@ -73,12 +73,7 @@ def test_features_of_very_different_sizes() -> None:
 
 def test_more_features_than_a_launch_takes() -> None:
     group = TABLES["many tables"]
-    call = make_call(
-        group.tables,
-        feature_table_map=group.feature_table_map,
-        pooling_mode=NONE,
-        device="cuda",
-    )
+    call = group.call(pooling_mode=NONE, device="cuda")
     assert_matches(call.forward(), expect(call).output)
 
 

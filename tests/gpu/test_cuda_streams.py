@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.gpu.calls import Call, make_call
+from tests.gpu.calls import Call
 from tests.gpu.expected import assert_matches, expect
 from tests.gpu.shapes import TABLES
 from tests.gpu.training import OPTIMIZERS, Training
@@ -17,9 +17,7 @@ from tests.gpu.training import OPTIMIZERS, Training
 def fixed_length_call(name: str, seed: int) -> Call:
     """Bags of one length, so that calls of different seeds have tensors of one shape."""
     group = TABLES[name]
-    return make_call(
-        group.tables,
-        feature_table_map=group.feature_table_map,
+    return group.call(
         batch_size=6,
         lengths=[3] * (6 * len(group.feature_table_map)),
         weighted=True,

@@ -21,17 +21,7 @@ from torchrec_flowtt.shapes import TTSpec
 def test_steps(optimizer: str, dtype: torch.dtype) -> None:
     """Three steps on different bags, with the learning rate and the iteration on the device."""
     group = TABLES["features share tables"]
-    calls = [
-        make_call(
-            group.tables,
-            feature_table_map=group.feature_table_map,
-            dtype=dtype,
-            weighted=True,
-            seed=seed,
-            device="cuda",
-        )
-        for seed in range(3)
-    ]
+    calls = [group.call(dtype=dtype, weighted=True, seed=seed, device="cuda") for seed in range(3)]
     training = Training(calls[0], optimizer)
     for number, call in enumerate(calls):
         training.call = dataclasses.replace(call, cores=training.call.cores)
@@ -44,13 +34,7 @@ def test_steps(optimizer: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("name", ["two cores", "four cores", "unused table", "many tables"])
 def test_tables(optimizer: str, name: str) -> None:
     group = TABLES[name]
-    call = make_call(
-        group.tables,
-        feature_table_map=group.feature_table_map,
-        dtype=torch.float64,
-        pooling_mode=1,
-        device="cuda",
-    )
+    call = group.call(dtype=torch.float64, pooling_mode=1, device="cuda")
     training = Training(call, optimizer)
     training.iter.add_(1)
     assert_step_matches(training, call.grad_output())
