@@ -33,13 +33,30 @@ enable_language(CUDA)
 find_package(CUDAToolkit REQUIRED)
 message(STATUS "CUDA kernels: ${CMAKE_CUDA_COMPILER} for architectures ${FLOWTT_CUDA_ARCHS}")
 
+# Products of four warps together are instructions of sm_90a, which no other device runs, so the
+# kernels that use them are compiled for it alone.
+set(flowtt_sm90a_sources csrc/cuda/tiled_backward_groups.cu)
+set(flowtt_kernel_libraries flowtt_cuda_kernels)
+if("90" IN_LIST FLOWTT_CUDA_ARCHS)
+  list(FILTER FLOWTT_CUDA_SOURCES EXCLUDE REGEX "tiled_backward_groups\\.cu$")
+  add_library(flowtt_cuda_sm90a_kernels OBJECT ${flowtt_sm90a_sources})
+  list(APPEND flowtt_kernel_libraries flowtt_cuda_sm90a_kernels)
+endif()
 add_library(flowtt_cuda_kernels OBJECT ${FLOWTT_CUDA_SOURCES})
-target_include_directories(flowtt_cuda_kernels PRIVATE csrc)
-set_target_properties(flowtt_cuda_kernels PROPERTIES
-  CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON CUDA_VISIBILITY_PRESET hidden
-  CUDA_RUNTIME_LIBRARY Static)
-target_compile_options(flowtt_cuda_kernels PRIVATE
-  $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr -lineinfo>)
+foreach(library IN LISTS flowtt_kernel_libraries)
+  target_include_directories(${library} PRIVATE csrc)
+  set_target_properties(${library} PROPERTIES
+    CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON CUDA_VISIBILITY_PRESET hidden
+    CUDA_RUNTIME_LIBRARY Static)
+  target_compile_options(${library} PRIVATE
+    $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr -lineinfo>)
+  if(TARGET flowtt_cuda_sm90a_kernels)
+    target_compile_definitions(${library} PRIVATE FLOWTT_GROUPED_BACKWARD)
+  endif()
+endforeach()
+if(TARGET flowtt_cuda_sm90a_kernels)
+  set_target_properties(flowtt_cuda_sm90a_kernels PROPERTIES CUDA_ARCHITECTURES 90a-real)
+endif()
 
 add_library(flowtt_cuda_bindings OBJECT csrc/bindings_cuda.cpp csrc/tiled_features.cpp)
 target_include_directories(flowtt_cuda_bindings PRIVATE csrc)
@@ -47,5 +64,5 @@ target_compile_definitions(flowtt_cuda_bindings PRIVATE USE_CUDA)
 target_link_libraries(flowtt_cuda_bindings PRIVATE stable_torch CUDA::cudart_static)
 
 target_link_libraries(torchrec_flowtt PRIVATE
-  flowtt_cuda_kernels flowtt_cuda_bindings CUDA::cudart_static)
+  ${flowtt_kernel_libraries} flowtt_cuda_bindings CUDA::cudart_static)
 set_target_properties(torchrec_flowtt PROPERTIES CUDA_RUNTIME_LIBRARY Static)

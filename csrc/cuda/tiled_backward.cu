@@ -3,9 +3,10 @@
 #include "tiled_backward.h"
 
 #include <algorithm>
+#include <type_traits>
 
 #include "device_attributes.h"
-#include "tiled_backward_kernel.cuh"
+#include "tiled_backward_launch.cuh"
 #include "tiled_backward_planning.cuh"
 #include "tiled_prepare_launch.cuh"
 #include "tiled_sort.h"
@@ -83,39 +84,28 @@ cudaError_t launch_planning(const TiledLaunch& launch, const BackwardWork& work,
                        cleared, is_sorted);
 }
 
-template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
-cudaError_t launch_kernel_of(const BackwardPlan& plan, const TiledLaunch& launch,
-                             const BackwardPass& pass) {
-  const auto kernel = tiled_backward_kernel<core_t, kRank, kThreeProducts, kShape>;
-  const cudaError_t error = cudaFuncSetAttribute(
-      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(BackwardShared<kRank>));
-  if (error != cudaSuccess) return error;
-  const int64_t blocks =
-      std::min<int64_t>(launch.lookups(), int64_t{kBackwardBlocks<kRank, kThreeProducts, kShape>} *
-                                              plan.sort.multiprocessors);
-  return launch_kernel(kernel, blocks, kBackwardThreads, sizeof(BackwardShared<kRank>),
-                       plan.sort.dependent_launch, launch.stream, launch.plan.group, pass);
-}
-
 template <typename core_t, bool kThreeProducts>
 cudaError_t launch_precision(const BackwardPlan& plan, const TiledLaunch& launch,
                              const BackwardPass& pass) {
   constexpr auto kExact = GradientShape::kExact;
   constexpr auto kEven = GradientShape::kEven;
   constexpr auto kAny = GradientShape::kAny;
+  if constexpr (!kThreeProducts && std::is_same_v<core_t, float>) {
+    if (plan.shape == GradientShape::kGrouped) return launch_grouped_gradients(plan, launch, pass);
+  }
   if (plan.shape == kExact) {
     return plan.rank == 16
-               ? launch_kernel_of<core_t, 16, kThreeProducts, kExact>(plan, launch, pass)
-               : launch_kernel_of<core_t, 32, kThreeProducts, kExact>(plan, launch, pass);
+               ? launch_gradients<core_t, 16, kThreeProducts, kExact>(plan, launch, pass)
+               : launch_gradients<core_t, 32, kThreeProducts, kExact>(plan, launch, pass);
   }
   if (plan.rank == 16) {
     return plan.shape == kEven
-               ? launch_kernel_of<core_t, 16, kThreeProducts, kEven>(plan, launch, pass)
-               : launch_kernel_of<core_t, 16, kThreeProducts, kAny>(plan, launch, pass);
+               ? launch_gradients<core_t, 16, kThreeProducts, kEven>(plan, launch, pass)
+               : launch_gradients<core_t, 16, kThreeProducts, kAny>(plan, launch, pass);
   }
   return plan.shape == kEven
-             ? launch_kernel_of<core_t, 32, kThreeProducts, kEven>(plan, launch, pass)
-             : launch_kernel_of<core_t, 32, kThreeProducts, kAny>(plan, launch, pass);
+             ? launch_gradients<core_t, 32, kThreeProducts, kEven>(plan, launch, pass)
+             : launch_gradients<core_t, 32, kThreeProducts, kAny>(plan, launch, pass);
 }
 
 template <typename core_t>
@@ -154,12 +144,28 @@ GradientShape find_shape(const BackwardPlan& plan, const StridedMatrix& grad_out
   return !even ? GradientShape::kAny : exact ? GradientShape::kExact : GradientShape::kEven;
 }
 
+// Whether the warps of the current device multiply in groups, and a block has room for that.
+cudaError_t read_grouped(bool* is_grouped) {
+  *is_grouped = false;
+  if (!kHasGroupedGradients) return cudaSuccess;
+  int major = 0;
+  int minor = 0;
+  int shared_limit = 0;
+  cudaError_t error = read_attribute(cudaDevAttrComputeCapabilityMajor, &major);
+  if (error == cudaSuccess) error = read_attribute(cudaDevAttrComputeCapabilityMinor, &minor);
+  if (error == cudaSuccess) {
+    error = read_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, &shared_limit);
+  }
+  *is_grouped = major == 9 && minor == 0 && shared_limit >= kGroupedSharedBytes;
+  return error;
+}
+
 }  // namespace
 
 bool has_tiled_backward(ElementType core_type, int64_t output_rows, const TableShape& shape,
                         int shared_limit) {
   const size_t needed =
-      padded_gradient_rank(shape) == 16 ? sizeof(BackwardShared<16>) : sizeof(BackwardShared<32>);
+      padded_gradient_rank(shape) == 16 ? kBackwardSharedBytes<16> : kBackwardSharedBytes<32>;
   if (needed > static_cast<size_t>(shared_limit)) return false;
   if (core_type == ElementType::kFloat64 || shape.num_cores != 3) return false;
   if (output_rows >= kLoneLookup) return false;  // entries have 31 bits for them
@@ -183,6 +189,13 @@ cudaError_t plan_tiled_backward(const BagBatch& batch, const StridedMatrix& grad
   if (error != cudaSuccess) return error;
   plan->shape = find_shape(*plan, grad_output,
                            batch.pooling_mode == PoolingMode::kNone ? batch.nnz : batch.batch_size);
+  if (plan->shape == GradientShape::kExact && plan->rank == kMaxGradientRank &&
+      !plan->three_products && plan->core_type == ElementType::kFloat32) {
+    bool is_grouped = false;
+    error = read_grouped(&is_grouped);
+    if (error != cudaSuccess) return error;
+    if (is_grouped) plan->shape = GradientShape::kGrouped;
+  }
   sort.bins = 0;
   for (int32_t f = 0; f < plan->group.count; ++f) {
     sort.bins = std::max(sort.bins, set_sort_order(kMaxTiledBins / 2, &plan->group.features[f]));

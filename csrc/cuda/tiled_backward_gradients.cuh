@@ -7,14 +7,15 @@
 
 #include "float_types.cuh"
 #include "tiled_backward.h"
+#include "tiled_backward_group_tile.cuh"
 #include "tiled_backward_queue.cuh"
 
 namespace flowtt::cuda {
 
 // What a block has in dynamic shared memory.
-template <int kRank>
+template <int kRank, GradientShape kShape>
 struct BackwardShared {
-  BackwardTile<kRank> tile;
+  std::conditional_t<kShape == GradientShape::kGrouped, GroupTile, BackwardTile<kRank>> tile;
   TileSlot slots[2];  // the tile that is worked on, and the next
   uint2 classes[32];  // see TileQueue
 };
@@ -34,14 +35,15 @@ class TileGradients {
   // Of the columns of dG2, in tiles of 8, those of a warp.
   static constexpr uint32_t kOwnColumns = kGradientQ * kRank / 8 / kBackwardWarps;
   static_assert(kOwnColumns > 0);
-  static constexpr bool kExact = kShape == GradientShape::kExact;
+  static constexpr bool kGrouped = kShape == GradientShape::kGrouped;
+  static constexpr bool kExact = kShape == GradientShape::kExact || kGrouped;
   static constexpr bool kPairs = kShape != GradientShape::kAny;
   static constexpr uint32_t kExactColumns = kRank / kGradientQ;
   static constexpr bool kFullColumns = kExact && kExactColumns == kGradientColumns;
   using Product = GradientProduct<kThreeProducts>;
   // G2[i2] is loaded by vectors of its rows.
   static constexpr bool kSecondByRows =
-      kExact && kRank == SecondRows::kRank && std::is_same_v<core_t, float>;
+      kExact && !kGrouped && kRank == SecondRows::kRank && std::is_same_v<core_t, float>;
 
  public:
   // Vectors of BackwardTile::second.
@@ -63,8 +65,8 @@ class TileGradients {
     uint32_t flags;  // 0: there is none
   };
 
-  __device__ __forceinline__ TileGradients(BackwardShared<kRank>& shared, const TileSlot& slot,
-                                           const TiledFeature& feature,
+  __device__ __forceinline__ TileGradients(BackwardShared<kRank, kShape>& shared,
+                                           const TileSlot& slot, const TiledFeature& feature,
                                            const GradientTargets& targets, const BackwardPass& pass)
       : tile_(shared.tile),
         slot_(slot),
@@ -196,14 +198,15 @@ class TileGradients {
   }
   __device__ __forceinline__ LaneRow load_row(uint32_t row) const;
 
-  // Hands the lanes' shares around.
-  __device__ __forceinline__ RowGradient exchange(const LaneRow& row) const;
+  // Hands the lanes' shares around. entry_place: of the entry's product, which all have read.
+  __device__ __forceinline__ RowGradient exchange(const LaneRow& row, uint32_t entry_place) const;
 
   // Of the next id.
   __device__ __forceinline__ void load_next_third();
 
-  // target: the lane's first element of dG3[i3].
-  __device__ __forceinline__ void add_id(EntrySums& sums, float* target) const;
+  // entry_place: of the entry's product; target: the lane's first element of dG3[i3].
+  __device__ __forceinline__ void add_id(EntrySums& sums, uint32_t entry_place,
+                                         float* target) const;
 
   __device__ __forceinline__ void add_third_gradient(float* target, const float4 (&p)[kHalves][2],
                                                      const float (&b)[4]) const;
@@ -212,7 +215,17 @@ class TileGradients {
   __device__ __forceinline__ void store_product_gradient(uint32_t entry_place, uint32_t lane_place,
                                                          const float (&dp)[kRank / 8][4]) const;
 
-  Tile& tile_;
+  // Where warps multiply in groups of four: the same, from tiled_backward_groups.cuh.
+  __device__ __forceinline__ void load_second_by_group(Ahead& ahead) const;
+  __device__ __forceinline__ void store_second_by_group(const Ahead& ahead) const;
+  __device__ __forceinline__ void compute_products_by_group(const FirstRows& first) const;
+  __device__ __forceinline__ void add_first_gradients_by_group() const;
+  __device__ __forceinline__ SecondSums sum_second_gradient_by_group() const;
+  __device__ __forceinline__ void add_second_gradient_by_group(const SecondSums& sums) const;
+  // Of entries that are not there.
+  __device__ __forceinline__ void clear_missing_products() const;
+
+  std::conditional_t<kGrouped, GroupTile, Tile>& tile_;
   const TileSlot& slot_;
   const GradientTargets& targets_;
   const uint32_t lane_;

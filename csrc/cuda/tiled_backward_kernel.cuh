@@ -6,6 +6,7 @@
 
 #pragma once
 
+#include "tiled_backward_groups.cuh"
 #include "tiled_backward_lookups.cuh"
 #include "tiled_backward_sums.cuh"
 
@@ -24,8 +25,8 @@ __global__ void __launch_bounds__(kBackwardThreads,
     tiled_backward_kernel(const __grid_constant__ TiledGroup group,
                           const __grid_constant__ BackwardPass pass) {
   using Gradients = TileGradients<core_t, kRank, kThreeProducts, kShape>;
-  extern __shared__ __align__(128) char shared_bytes[];
-  auto& shared = *reinterpret_cast<BackwardShared<kRank>*>(shared_bytes);
+  extern __shared__ __align__(1024) char shared_bytes[];
+  auto& shared = *reinterpret_cast<BackwardShared<kRank, kShape>*>(shared_bytes);
   const bool leads = threadIdx.x < 32;
   allow_dependent_launch();
   wait_for_previous_kernel();

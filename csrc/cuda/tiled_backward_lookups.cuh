@@ -42,8 +42,14 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::load_row(uint32_t row) con
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__
     typename TileGradients<core_t, kRank, kThreeProducts, kShape>::RowGradient
-    TileGradients<core_t, kRank, kThreeProducts, kShape>::exchange(const LaneRow& own) const {
-  float* const row = tile_.rows[warp_];
+    TileGradients<core_t, kRank, kThreeProducts, kShape>::exchange(const LaneRow& own,
+                                                                   uint32_t entry_place) const {
+  float* row;
+  if constexpr (kGrouped) {
+    row = tile_.products + entry_place / sizeof(float);
+  } else {
+    row = tile_.rows[warp_];
+  }
   if constexpr (kExact) {
     store_at(row, lane_ * static_cast<uint32_t>(sizeof(LaneRow)), own);
   } else {
@@ -187,8 +193,9 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::work_on_lookups() {
 #pragma unroll
         for (int i = 0; i < 4; ++i) sums.dp[n][i] = 0.0f;
       }
+      if constexpr (kGrouped) __syncwarp();  // all have read the product
     }
-    add_id(sums, target_of_lane + uint64_t{own % 65536u} * third_elements());
+    add_id(sums, entry, target_of_lane + uint64_t{own % 65536u} * third_elements());
     load_next_third();
     starts_entry = (own & kLastOfEntry) != 0;
     if (starts_entry) store_product_gradient(entry, gradients, sums.dp);
@@ -197,12 +204,12 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::work_on_lookups() {
 
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kShape>::add_id(
-    EntrySums& sums, float* target) const {
+    EntrySums& sums, uint32_t entry_place, float* target) const {
 #pragma unroll
   for (uint32_t i = 0; i < kOwnColumnsOfRow; ++i) {
     sums.row.columns[i] = Product::operand(sums.row.columns[i]);
   }
-  const RowGradient row = exchange(sums.row);
+  const RowGradient row = exchange(sums.row, entry_place);
   sums.row = {};
   add_third_gradient(target, sums.p, row.b);
 #pragma unroll

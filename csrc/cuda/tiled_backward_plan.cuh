@@ -32,6 +32,12 @@ struct BlockBits {
     const uint32_t before = lane < warp ? __popc(words[lane]) : 0;
     return __reduce_add_sync(kAllLanes, before) + __popc(words[warp] & 0xffffffffu >> (31 - lane));
   }
+  // Of the thread `first` and those behind it.
+  __device__ __forceinline__ uint32_t from(uint32_t first) const {
+    const uint32_t word = first / 32;
+    const uint32_t next = word + 1 < kPlanWarps ? words[word + 1] : 0;
+    return __funnelshift_r(words[word], next, first % 32);
+  }
   // The last thread up to this one that has a bit; thread 0 has one. By whole warps.
   __device__ __forceinline__ uint32_t last_up_to_own() const {
     const uint32_t lane = threadIdx.x % 32;
@@ -53,13 +59,13 @@ struct GradientPlanScratch {
     float factor;
   };
   SortedLookup sorted[kPlanThreads];
-  uint16_t leaders[kPlanThreads];  // the first lookup of the entry that has the id
   uint16_t tile_entries[kPlanThreads];
   GradientEntry entries[kPlanThreads];
   uint32_t entry_i2[kPlanThreads];
   uint16_t entry_cost[kPlanThreads];
   BlockBits prefixes;  // lookups that start a run of one prefix,
   BlockBits starts;    // an entry,
+  BlockBits ids;       // an id of the entry
   BlockBits seconds;   // entries that start a run of one i2,
   BlockBits tiles;     // a tile
 };
@@ -85,28 +91,35 @@ __device__ __forceinline__ int32_t plan_entries(const BackwardWork& work,
     scratch.entries[entry] = {first | (i + 1 - first) << kCountShift, own.outer % kMaxTiledFactor};
     scratch.entry_i2[entry] = own.i2;
   }
+  // Lookups of one id follow each other, in the order of i3.
+  const uint32_t in_entry = i - first;
+  bool is_first = false;
   if (exists) {
-    uint32_t leader = first;
-    while (scratch.sorted[leader].outer != own.outer) ++leader;
-    scratch.leaders[i] = static_cast<uint16_t>(leader);
-  }
-  __syncthreads();
-  if (exists) {
-    const uint32_t end = first + (scratch.entries[entry].lookups >> kCountShift);
-    const uint32_t leader = scratch.leaders[i];
-    uint32_t place = first;
-    uint32_t ids = 0;
-    bool is_last = true;
-#pragma unroll 4
-    for (uint32_t other = first; other < end; ++other) {
-      const uint32_t of_other = scratch.leaders[other];
-      ids += of_other == other;
-      place += of_other < leader || (of_other == leader && other < i);
-      is_last &= of_other != leader || other <= i;
+    const uint32_t others = scratch.starts.from(first) >> 1;  // entries behind this one
+    const uint32_t end = min(others != 0 ? first + __ffs(others) : first + kEntryLookups,
+                             static_cast<uint32_t>(count));
+    uint32_t smaller = 0;
+    uint32_t equal = 0;  // a bit for each lookup of the entry that has the id
+#pragma unroll
+    for (uint32_t k = 0; k < kEntryLookups; ++k) {
+      const uint32_t other = scratch.sorted[min(first + k, end - 1)].outer;
+      const bool is_there = first + k < end;
+      smaller += is_there && other < own.outer;
+      equal |= (is_there && other == own.outer) << k;
     }
-    if (i == first) scratch.entry_cost[entry] = static_cast<uint16_t>(2 * ids + end - first);
-    work.lookups[granule + place] = {own.row, own.outer >> 16 | (is_last ? kLastOfId : 0),
-                                     own.factor, 0};
+    const uint32_t earlier = equal & ((1u << in_entry) - 1);
+    const uint32_t place = smaller + __popc(earlier);
+    is_first = earlier == 0;
+    const bool is_last = equal >> in_entry == 1;
+    work.lookups[granule + first + place] = {own.row, own.outer >> 16 | (is_last ? kLastOfId : 0),
+                                             own.factor, 0};
+  }
+  scratch.ids.set(is_first);
+  __syncthreads();
+  if (exists && i == first) {
+    const uint32_t lookups = scratch.entries[entry].lookups >> kCountShift;
+    const uint32_t ids = __popc(scratch.ids.from(first) & 0xffffffffu >> (32 - lookups));
+    scratch.entry_cost[entry] = static_cast<uint16_t>(2 * ids + lookups);
   }
   return __syncthreads_count(exists && scratch.starts.has(i));
 }

@@ -30,6 +30,7 @@ __device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kSh
     const uint4 words = __ldcg(reinterpret_cast<const uint4*>(work.lookups) + lookup);
     ahead.lookup = {words.x, words.y, __uint_as_float(words.z), 0};
   }
+  if constexpr (kGrouped) return load_second_by_group(ahead);
   if constexpr (kSecondByRows) {
     const SecondRows own(threadIdx.x);
     const core_t* const second =
@@ -67,11 +68,12 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::load_first() const {
     const uint32_t slot = g_ / 4 + 2 * half;
     const bool exists = has_entry(slot);
     const uint64_t i1 = exists ? entry(slot).i1 : 0;
-    const core_t* const row = first_ + (i1 * q1_ + j1) * r1_ + kOwnFirst * t_;
+    const core_t* const row = first_ + (i1 * q1_ + j1) * r1_ + (kGrouped ? 4 : kOwnFirst) * t_;
     if constexpr (kExact && std::is_same_v<core_t, float>) {
 #pragma unroll
       for (uint32_t i = 0; i < kOwnFirst; i += 4) {
-        const float4 v = exists ? __ldg(reinterpret_cast<const float4*>(row + i))
+        const uint32_t at = kGrouped ? 4 * i : i;
+        const float4 v = exists ? __ldg(reinterpret_cast<const float4*>(row + at))
                                 : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         first.rows[half][i] = v.x;
         first.rows[half][i + 1] = v.y;
@@ -92,6 +94,7 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::load_first() const {
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kShape>::store_second(
     const Ahead& ahead) const {
+  if constexpr (kGrouped) return store_second_by_group(ahead);
   if constexpr (kSecondByRows) {
     const SecondRows own(threadIdx.x);
     const uint32_t place = hold(own.place);
@@ -121,6 +124,7 @@ template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void
 TileGradients<core_t, kRank, kThreeProducts, kShape>::compute_products(
     const FirstRows& own_first) const {
+  if constexpr (kGrouped) return compute_products_by_group(own_first);
   float a[2][kOwnFirst];
   const uint32_t j1 = g_ % 4;
   const uint32_t number = entry_number(g_ / 4);  // and that of the slot after the next
@@ -169,6 +173,12 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::compute_products(
       }
     }
   }
+  clear_missing_products();
+}
+
+template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
+__device__ __forceinline__ void
+TileGradients<core_t, kRank, kThreeProducts, kShape>::clear_missing_products() const {
   if (has_entry(kEntriesPerWarp - 1)) return;
   // Rows of zeros times an infinite slice are not zeros.
   __syncwarp();
@@ -178,7 +188,8 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::compute_products(
 #pragma unroll
     for (uint32_t i = 0; i < Tile::kEntryBytes / Tile::kWarpBytes; ++i) {
       store_at(tile_.products,
-               entry_number(slot) * Tile::kEntryBytes + i * Tile::kWarpBytes + second,
+               entry_number(slot) * Tile::kEntryBytes + i * Tile::kWarpBytes +
+                   lane_ * Tile::kVectorBytes,
                make_float4(0.0f, 0.0f, 0.0f, 0.0f));
     }
   }
@@ -187,6 +198,7 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::compute_products(
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void
 TileGradients<core_t, kRank, kThreeProducts, kShape>::add_first_gradients() const {
+  if constexpr (kGrouped) return add_first_gradients_by_group();
   float c[kHalves][2][4] = {};  // [r1 = 16 m + 2 g and + 1][two slots, columns 2 t and + 1]
   const uint32_t gradient =
       hold(entry_number(g_ / 4) * Tile::kEntryBytes + Tile::gradient_place(g_ % 4, 0, t_));
@@ -240,6 +252,7 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::add_first_gradients() cons
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ typename TileGradients<core_t, kRank, kThreeProducts, kShape>::SecondSums
 TileGradients<core_t, kRank, kThreeProducts, kShape>::sum_second_gradient() const {
+  if constexpr (kGrouped) return sum_second_gradient_by_group();
   SecondSums sums = {};
   const ColumnTile columns(warp_, 0);
   static_assert(kRank / 8 % kOwnColumns == 0, "a warp's columns have one j2");
@@ -282,6 +295,7 @@ template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void
 TileGradients<core_t, kRank, kThreeProducts, kShape>::add_second_gradient(
     const SecondSums& sums) const {
+  if constexpr (kGrouped) return add_second_gradient_by_group(sums);
   const ColumnTile columns(warp_, 0);
   const uint32_t r2 = columns.r2 + 2 * t_;
   float* const target =

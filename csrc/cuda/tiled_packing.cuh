@@ -216,4 +216,13 @@ struct ThreeCorePacking {
   }
 };
 
+template <typename Packing>
+__device__ __forceinline__ void pack_piece(const TiledGroup& group, const TiledWorkspace& workspace,
+                                           typename Packing::Scratch& scratch, int32_t piece) {
+  int32_t f = 0;
+  while (f + 1 < group.count && group.features[f + 1].first_pack_block <= piece) ++f;
+  const TiledFeature& feature = group.features[f];
+  Packing::pack(feature, workspace, scratch, piece - feature.first_pack_block);
+}
+
 }  // namespace flowtt::cuda

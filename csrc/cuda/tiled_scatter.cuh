@@ -6,6 +6,7 @@
 #include "lookup_checks.cuh"
 #include "tiled_bags.cuh"
 #include "tiled_clearing.cuh"
+#include "tiled_packing.cuh"
 
 namespace flowtt::cuda {
 
@@ -174,26 +175,37 @@ __device__ __forceinline__ void scatter_chunk(ScatterScratch& scratch, const Til
   }
 }
 
-// The grid: `scattering` blocks, a chunk each, then those that take pieces of clearing in turn.
-// They clear `cleared` too.
-__global__ void __launch_bounds__(kPrepareThreads, 2) tiled_scatter_kernel(
-    const __grid_constant__ TiledGroup group, const __grid_constant__ BagBatch batch,
-    const __grid_constant__ TiledRange range, const __grid_constant__ TiledWorkspace workspace,
-    const __grid_constant__ PooledOutput output, const __grid_constant__ ClearingPieces pieces,
-    ClearedVectors cleared, int32_t scattering) {
+// The grid: `scattering` blocks, a chunk each, then `packing` that take pieces of packing in turn,
+// then those that take pieces of clearing. The latter clear `cleared` too.
+template <typename Packing>
+__global__ void __launch_bounds__(kPrepareThreads, 2)
+    tiled_scatter_kernel(const __grid_constant__ TiledGroup group,
+                         const __grid_constant__ BagBatch batch,
+                         const __grid_constant__ TiledRange range,
+                         const __grid_constant__ TiledWorkspace workspace,
+                         const __grid_constant__ PooledOutput output,
+                         const __grid_constant__ ClearingPieces pieces, ClearedVectors cleared,
+                         int32_t scattering, int32_t packing, int32_t packing_pieces) {
   extern __shared__ __align__(16) char shared[];
   allow_dependent_launch();
   const int32_t block = static_cast<int32_t>(blockIdx.x);
   if (block < scattering) {
     scatter_chunk(*reinterpret_cast<ScatterScratch*>(shared), group, batch, range, workspace,
                   block);
-  } else {
-    const int32_t clearing = static_cast<int32_t>(gridDim.x) - scattering;
+  } else if (block < scattering + packing) {
 #pragma unroll 1
-    for (int32_t piece = block - scattering; piece < pieces.count; piece += clearing) {
+    for (int32_t piece = block - scattering; piece < packing_pieces; piece += packing) {
+      pack_piece<Packing>(group, workspace, *reinterpret_cast<typename Packing::Scratch*>(shared),
+                          piece);
+    }
+  } else {
+    const int32_t number = block - scattering - packing;
+    const int32_t clearing = static_cast<int32_t>(gridDim.x) - scattering - packing;
+#pragma unroll 1
+    for (int32_t piece = number; piece < pieces.count; piece += clearing) {
       clear_bags(group, batch, range, workspace, output, pieces, piece);
     }
-    cleared.clear(block - scattering, clearing);
+    cleared.clear(number, clearing);
   }
   // The end of this launch is to mean the end of those before.
   wait_for_previous_kernel();

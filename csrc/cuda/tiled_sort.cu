@@ -4,16 +4,10 @@
 
 #include "tiled_counting.cuh"
 #include "tiled_kernel_launch.cuh"
-#include "tiled_scatter.cuh"
+#include "tiled_prepare.cuh"
 #include "tiled_sort.h"
 
 namespace flowtt::cuda {
-namespace {
-
-constexpr int64_t kMaxClearingPieces = 64;
-
-}  // namespace
-
 ClearedVectors whole_sums(const TiledLaunch& launch) {
   const TiledPlan& plan = launch.plan;
   // Where most bags have one lookup, few sums need it.
@@ -94,32 +88,14 @@ cudaError_t launch_count(const TiledLaunch& launch) {
                        counters);
 }
 
-cudaError_t launch_scatter(const TiledLaunch& launch, const ClearedVectors& cleared) {
-  const TiledRange& range = launch.range;
-  const TiledGroup& group = launch.plan.group;
-  const int64_t samples = range.end_sample - range.first_sample;
-  const int64_t bags_per_piece = std::clamp<int64_t>(
-      samples * group.count / kMaxClearingPieces / kPrepareWarps * kPrepareWarps, kPrepareWarps,
-      kMaxBagsPerPiece);
-  ClearingPieces pieces{};
-  pieces.pieces_per_feature = static_cast<int32_t>((samples + bags_per_piece - 1) / bags_per_piece);
-  pieces.count = group.count * pieces.pieces_per_feature;
-  pieces.bags_per_piece = static_cast<int32_t>(bags_per_piece);
-  pieces.clears_sums = launch.clears_sums && cleared.count == 0;
-  const int32_t chunks = max_chunks(launch.plan, launch.lookups());
-  const int32_t multiprocessors = launch.plan.multiprocessors;
-  // As many other blocks as fit beside those that scatter.
-  const int32_t others =
-      std::min(pieces.count, std::max(2 * multiprocessors - chunks, (multiprocessors + 1) / 2));
-  const size_t shared_bytes = ScatterScratch::bytes(range.bins, range.chunk_shift);
-  cudaError_t error =
-      cudaFuncSetAttribute(tiled_scatter_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           static_cast<int>(shared_bytes));
-  if (error == cudaSuccess) error = share_memory_split(tiled_scatter_kernel);
+cudaError_t launch_starts(const TiledLaunch& launch) {
+  if (launch.lookups() == 0) return cudaSuccess;
+  const int64_t blocks = int64_t{launch.range.bins / kSummedBins} * launch.plan.group.count;
+  const cudaError_t error = share_memory_split(tiled_prepare_kernel);
   if (error != cudaSuccess) return error;
-  return launch_kernel(tiled_scatter_kernel, chunks + others, kPrepareThreads, shared_bytes,
-                       launch.plan.dependent_launch, launch.stream, group, launch.batch, range,
-                       launch.workspace, launch.output, pieces, cleared, chunks);
+  return launch_kernel(tiled_prepare_kernel, blocks, kPrepareThreads, 0,
+                       launch.plan.dependent_launch, launch.stream, launch.plan.group, launch.batch,
+                       launch.range, launch.workspace);
 }
 
 }  // namespace flowtt::cuda

@@ -26,6 +26,6 @@ ClearedVectors whole_sums(const TiledLaunch& launch);
 
 // The launches that are the same for all tables. cleared: what is to be zeros after them.
 cudaError_t launch_count(const TiledLaunch& launch);
-cudaError_t launch_scatter(const TiledLaunch& launch, const ClearedVectors& cleared);
+cudaError_t launch_starts(const TiledLaunch& launch);
 
 }  // namespace flowtt::cuda

@@ -105,6 +105,7 @@ def _torch_dir() -> str:
 def _flags() -> list[str]:
     return [
         *("-std=c++20", "-O1", "-fPIC", "-fvisibility=hidden", "-fno-strict-aliasing", "-w"),
+        "-DFLOWTT_GROUPED_BACKWARD",
         *("-DTORCH_TARGET_VERSION=0x020b000000000000", f"-I{HERE / 'runtime'}", f"-I{SOURCES}"),
         *("-isystem", f"{_torch_dir()}/include"),
     ]

@@ -48,10 +48,16 @@ def test_gradients(name: str, order: Order) -> None:
     check(call, Device(order=order))
 
 
+# In groups of four warps from 9 on.
+CAPABILITIES = [8, 9]
+
+
 @pytest.mark.parametrize("name", TILED)
-def test_one_product(name: str) -> None:
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_one_product(name: str, capability: int) -> None:
     call = make_call([TABLES[name]], batch_size=50, max_length=6, weighted=True)
-    check(call, Device(order=Order.RANDOM), allow_tf32=True)
+    for order in (Order.RANDOM, Order.BURSTS):
+        check(call, Device(4, capability, order), allow_tf32=True)
 
 
 @pytest.mark.parametrize("name", ["32x8", "padded"])
@@ -87,11 +93,14 @@ def skewed_ids(draw: random.Random, rows: int, count: int) -> list[int]:
 
 @pytest.mark.parametrize("order", [Order.ASCENDING, Order.RANDOM, Order.BURSTS])
 @pytest.mark.parametrize("multiprocessors", [1, 5])
-def test_skew_and_more_granules_than_blocks(order: Order, multiprocessors: int) -> None:
+@pytest.mark.parametrize("allow_tf32", [False, True])
+def test_skew_and_more_granules_than_blocks(
+    order: Order, multiprocessors: int, allow_tf32: bool
+) -> None:
     table = TABLES["32x8"]
     ids = [i % table.rows for i in skewed_ids(random.Random(3), table.rows, 3_000)]
     call = make_call([table], batch_size=300, lengths=[10] * 300, ids=ids, weighted=True)
-    check(call, Device(multiprocessors, order=order))
+    check(call, Device(multiprocessors, order=order), allow_tf32=allow_tf32)
 
 
 @pytest.mark.parametrize(

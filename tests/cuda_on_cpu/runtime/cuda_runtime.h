@@ -46,6 +46,9 @@ std::common_type_t<Left, Right> max(Left left, Right right) {
                                                                 : static_cast<Common>(left);
 }
 
+inline uint32_t __funnelshift_r(uint32_t low, uint32_t high, uint32_t shift) {
+  return static_cast<uint32_t>((uint64_t{high} << 32 | low) >> shift % 32);
+}
 inline int __popc(unsigned value) { return std::popcount(value); }
 inline int __clz(int value) { return std::countl_zero(static_cast<unsigned>(value)); }
 inline int __ffs(int value) { return value == 0 ? 0 : std::countr_zero<unsigned>(value) + 1; }
