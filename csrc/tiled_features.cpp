@@ -200,31 +200,31 @@ std::vector<int64_t> differentiate_tiled_features(const CudaCall& call,
       remaining.push_back(static_cast<int64_t>(feature));
     }
   }
-  // Tables of lower ranks have kernels of their own.
-  const auto rank_class = [&](const TiledCandidate& candidate) {
-    return cuda::padded_gradient_rank(arguments.tables[candidate.table]);
+  const auto class_of = [&](const TiledCandidate& candidate) {
+    return cuda::gradient_class(arguments.tables[candidate.table]);
   };
   // Within a class as in the forward pass, whose order of lookups may be used again.
   std::stable_sort(candidates.begin(), candidates.end(),
                    [&](const TiledCandidate& left, const TiledCandidate& right) {
-                     return std::tuple(rank_class(left), left.table) <
-                            std::tuple(rank_class(right), right.table);
+                     return std::tuple(class_of(left), left.table) <
+                            std::tuple(class_of(right), right.table);
                    });
   for (size_t first = 0; first < candidates.size();) {
     cuda::BackwardPlan plan{};
     plan.core_type = arguments.core_type;
     plan.three_products = !allow_tf32;
-    plan.rank = rank_class(candidates[first]);
+    plan.tables = class_of(candidates[first]);
     if (first == 0) plan.cleared = memory;
     size_t end = first;
-    while (end < candidates.size() && rank_class(candidates[end]) == plan.rank &&
+    while (end < candidates.size() && class_of(candidates[end]) == plan.tables &&
            plan.group.count < cuda::kTiledFeaturesPerLaunch) {
       const int32_t f = plan.group.count++;
       plan.group.features[f] = tiled_feature(arguments, candidates[end]);
-      for (int k = 0; k < 3; ++k) {
+      for (int k = 0; k < plan.group.features[f].num_cores; ++k) {
         std::tie(plan.targets[f].gradients[k], plan.targets[f].touched[k]) =
             find_gradient(candidates[end].table, k);
       }
+      cuda::set_three_gradient_cores(&plan.group.features[f], &plan.targets[f]);
       ++end;
     }
     if (order != nullptr && end - first == arguments.features.size()) {

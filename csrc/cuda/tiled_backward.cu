@@ -15,7 +15,10 @@
 namespace flowtt::cuda {
 namespace {
 
-constexpr int kMaxGradientRank = 32;
+constexpr int kGradientRank = 32;
+// Sizes of slices are counted in 32 bits.
+constexpr int64_t kMaxSliceElements = int64_t{1} << 30;
+constexpr int64_t kMaxSize = int64_t{1} << 14;  // of ranks and q
 constexpr int64_t kMaxLookupsPerRange = int64_t{1} << 20;
 // Lookups that are worth a block.
 constexpr int64_t kMinGranule = 16;
@@ -62,6 +65,7 @@ BackwardWorkspace place_workspace(const BackwardPlan& plan, WorkspaceLayout* lay
   for (uint32_t i = 0; i < kTileClasses; ++i) {
     workspace.work.first_tiles[i] = static_cast<uint32_t>(first_tile_of_class(lookups, i));
   }
+  workspace.work.blocks = static_cast<uint32_t>(plan.tables.blocks);
   workspace.work.tile_counts = workspace.sort.control;
   workspace.work.taken_tiles = workspace.sort.control + kControlWords / 2;  // in another line
   return workspace;
@@ -94,11 +98,11 @@ cudaError_t launch_precision(const BackwardPlan& plan, const TiledLaunch& launch
     if (plan.shape == GradientShape::kGrouped) return launch_grouped_gradients(plan, launch, pass);
   }
   if (plan.shape == kExact) {
-    return plan.rank == 16
+    return plan.tables.rank == 16
                ? launch_gradients<core_t, 16, kThreeProducts, kExact>(plan, launch, pass)
                : launch_gradients<core_t, 32, kThreeProducts, kExact>(plan, launch, pass);
   }
-  if (plan.rank == 16) {
+  if (plan.tables.rank == 16) {
     return plan.shape == kEven
                ? launch_gradients<core_t, 16, kThreeProducts, kEven>(plan, launch, pass)
                : launch_gradients<core_t, 16, kThreeProducts, kAny>(plan, launch, pass);
@@ -132,10 +136,10 @@ GradientShape find_shape(const BackwardPlan& plan, const StridedMatrix& grad_out
   for (int32_t f = 0; f < plan.group.count; ++f) {
     const TiledFeature& feature = plan.group.features[f];
     exact = exact && feature.q[0] == kGradientQ && feature.q[1] == kGradientQ &&
-            feature.q[2] == plan.rank / kGradientQ && feature.r[0] == plan.rank &&
-            feature.r[1] == plan.rank && feature.output_column % 4 == 0;
-    even = even && feature.q[2] % 2 == 0 && feature.r[0] % 2 == 0 && feature.r[1] % 2 == 0 &&
-           feature.output_column % 2 == 0;
+            feature.q[2] == plan.tables.rank / kGradientQ && feature.r[0] == plan.tables.rank &&
+            feature.r[1] == plan.tables.rank && feature.output_column % 4 == 0;
+    even = even && feature.q[2] % 2 == 0 && feature.r[1] % 2 == 0 &&
+           (feature.r[0] % 2 == 0 || feature.cores[0] == nullptr) && feature.output_column % 2 == 0;
     for (int k = 0; k < 3; ++k) {
       exact = exact && is_aligned(feature.cores[k], 16);
       even = even && is_aligned(feature.cores[k], 8) && is_aligned(plan.targets[f].gradients[k], 8);
@@ -164,18 +168,56 @@ cudaError_t read_grouped(bool* is_grouped) {
 
 bool has_tiled_backward(ElementType core_type, int64_t output_rows, const TableShape& shape,
                         int shared_limit) {
-  const size_t needed =
-      padded_gradient_rank(shape) == 16 ? kBackwardSharedBytes<16> : kBackwardSharedBytes<32>;
+  const size_t needed = gradient_class(shape).rank == 16 ? kBackwardSharedBytes<16>
+                                                         : kBackwardSharedBytes<kGradientRank>;
   if (needed > static_cast<size_t>(shared_limit)) return false;
-  if (core_type == ElementType::kFloat64 || shape.num_cores != 3) return false;
+  if (core_type == ElementType::kFloat64 || (shape.num_cores != 2 && shape.num_cores != 3)) {
+    return false;
+  }
   if (output_rows >= kLoneLookup) return false;  // entries have 31 bits for them
-  return *std::max_element(shape.p, shape.p + 3) <= kMaxTiledFactor && shape.q[0] <= kGradientQ &&
-         shape.q[1] <= kGradientQ && shape.q[2] <= kGradientColumns &&
-         shape.r[1] <= kMaxGradientRank && shape.r[2] <= kMaxGradientRank;
+  for (int k = 0; k < shape.num_cores; ++k) {
+    if (shape.p[k] > kMaxTiledFactor || shape.q[k] > kMaxSize || shape.r[k] > kMaxSize ||
+        shape.slice_numel(k) > kMaxSliceElements) {
+      return false;
+    }
+  }
+  return true;
 }
 
-int32_t padded_gradient_rank(const TableShape& shape) {
-  return std::max(shape.r[1], shape.r[2]) > 16 ? kMaxGradientRank : 16;
+GradientClass gradient_class(const TableShape& shape) {
+  TiledFeature feature{};
+  feature.num_cores = static_cast<int16_t>(shape.num_cores);
+  int64_t rank = 0;
+  for (int k = 0; k < shape.num_cores; ++k) {
+    feature.q[k] = static_cast<int16_t>(shape.q[k]);
+    if (k == 0) continue;
+    feature.r[k - 1] = static_cast<int16_t>(shape.r[k]);
+    rank = std::max(rank, shape.r[k]);
+  }
+  set_three_gradient_cores(&feature, nullptr);
+  GradientClass tables{rank > 16 ? kGradientRank : 16, 1};
+  tables.blocks = static_cast<int32_t>(GradientBlocks(feature.q, feature.r, tables.rank).all());
+  return tables;
+}
+
+void set_three_gradient_cores(TiledFeature* feature, GradientTargets* targets) {
+  if (feature->num_cores != 2) return;
+  for (int k = 2; k > 0; --k) {
+    feature->cores[k] = feature->cores[k - 1];
+    feature->p[k] = feature->p[k - 1];
+    feature->q[k] = feature->q[k - 1];
+    if (targets == nullptr) continue;
+    targets->gradients[k] = targets->gradients[k - 1];
+    targets->touched[k] = targets->touched[k - 1];
+  }
+  feature->r[1] = feature->r[0];
+  feature->cores[0] = nullptr;
+  feature->p[0] = feature->q[0] = feature->r[0] = 1;
+  if (targets != nullptr) {
+    targets->gradients[0] = nullptr;
+    targets->touched[0] = nullptr;
+  }
+  feature->num_cores = 3;
 }
 
 cudaError_t plan_tiled_backward(const BagBatch& batch, const StridedMatrix& grad_output,
@@ -189,7 +231,7 @@ cudaError_t plan_tiled_backward(const BagBatch& batch, const StridedMatrix& grad
   if (error != cudaSuccess) return error;
   plan->shape = find_shape(*plan, grad_output,
                            batch.pooling_mode == PoolingMode::kNone ? batch.nnz : batch.batch_size);
-  if (plan->shape == GradientShape::kExact && plan->rank == kMaxGradientRank &&
+  if (plan->shape == GradientShape::kExact && plan->tables.rank == kGradientRank &&
       !plan->three_products && plan->core_type == ElementType::kFloat32) {
     bool is_grouped = false;
     error = read_grouped(&is_grouped);

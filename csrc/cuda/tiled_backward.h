@@ -1,13 +1,16 @@
-// Host interface of the tiled backward path, free of torch: gradients of the cores of tables that
-// the tiled forward kernels take, with three cores. Like launchers.h, nothing here synchronises.
+// Host interface of the tiled backward path, free of torch: gradients of the cores of tables with
+// two or three cores. Like launchers.h, nothing here synchronises.
 
 #pragma once
+
+#include <compare>
 
 #include "tiled_forward.h"
 
 namespace flowtt::cuda {
 
-// Where the gradients of a feature's cores are added up. Shapes are those of the cores.
+// Where the gradients of a feature's cores are added up. Shapes are those of the cores. Of two
+// cores, the last two.
 struct GradientTargets {
   float* gradients[3];
   uint8_t* touched[3];  // a byte for each slice; null when nobody asks
@@ -30,11 +33,18 @@ struct ClearedMemory {
   int64_t bytes;
 };
 
+// Tables of one class share launches.
+struct GradientClass {
+  int32_t rank;    // both ranks, padded to 16 or to multiples of 32: 16 or 32
+  int32_t blocks;  // see tiled_backward_block.cuh
+  auto operator<=>(const GradientClass&) const = default;
+};
+
 struct BackwardPlan {
   // Set by the caller: as for the forward pass, of tables of one core type.
   ElementType core_type;
-  bool three_products;  // as in TiledPlan
-  int32_t rank;         // padded_gradient_rank of all tables
+  bool three_products;   // as in TiledPlan
+  GradientClass tables;  // of all of them
   TiledGroup group;
   GradientTargets targets[kTiledFeaturesPerLaunch];
   ClearedMemory cleared;  // before anything is added
@@ -49,8 +59,12 @@ struct BackwardPlan {
 bool has_tiled_backward(ElementType core_type, int64_t output_rows, const TableShape& shape,
                         int shared_limit);
 
-// Both ranks of a table that the kernels take, padded to 16 or 32.
-int32_t padded_gradient_rank(const TableShape& shape);
+// Of a table that the kernels take.
+GradientClass gradient_class(const TableShape& shape);
+
+// Describes a feature of two cores as one of three, of which the first has one slice of one
+// element, 1, which is nowhere.
+void set_three_gradient_cores(TiledFeature* feature, GradientTargets* targets);
 
 // Completes a plan, for the current device.
 cudaError_t plan_tiled_backward(const BagBatch& batch, const StridedMatrix& grad_output,

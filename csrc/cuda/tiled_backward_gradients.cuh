@@ -7,6 +7,7 @@
 
 #include "float_types.cuh"
 #include "tiled_backward.h"
+#include "tiled_backward_block.cuh"
 #include "tiled_backward_group_tile.cuh"
 #include "tiled_backward_queue.cuh"
 
@@ -26,6 +27,11 @@ struct BackwardPass {
   BackwardWork work;
   GradientTargets targets[kTiledFeaturesPerLaunch];
 };
+
+// Whether tables may have blocks (tiled_backward_block.cuh): not where sizes are known.
+constexpr bool has_blocks(GradientShape shape) {
+  return shape == GradientShape::kEven || shape == GradientShape::kAny;
+}
 
 // One tile, as the threads of a block see it.
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
@@ -57,9 +63,11 @@ class TileGradients {
     float rows[2][kOwnFirst];
   };
 
+  using OwnSecond = float4[kOwnSecond];
+
   // What a thread loads for a tile before the last one is finished.
   struct Ahead {
-    float4 second[kOwnSecond];  // as SecondRows or as SecondVector says
+    OwnSecond second;  // as SecondRows or as SecondVector says
     // The lane's lookup: of the warp's lookups, entry after entry.
     GradientLookup lookup;
     uint32_t flags;  // 0: there is none
@@ -85,19 +93,35 @@ class TileGradients {
         q3_(kExact ? kExactColumns : feature.q[2]),
         grad_(pass.grad_output),
         column_(feature.output_column),
-        count_(slot.count()) {}
+        count_(slot.count()) {
+    if constexpr (!kExact) {
+      whole_ = {r1_, r2_, q1_, q2_, q3_};
+      steps_ = 1;
+      if (pass.work.blocks * (r1_ > kRank ? 2 : 1) > 1) enter_block(feature);
+    }
+  }
+
+  // Of r1, each kRank elements of it; P and the gradients of G1 and G2 are worked on in so many.
+  __device__ __forceinline__ uint32_t steps() const { return kExact ? 1 : steps_; }
+
+  // P beyond the first step, and the gradients of G1 and G2 of all steps but the first. Called by
+  // all threads; have barriers. The first step's G2 has been stored, and is what is stored in the
+  // end.
+  __device__ __forceinline__ void compute_product_steps();
+  __device__ __forceinline__ void add_gradient_steps();
 
   // Starts to load what the tile needs.
   __device__ __forceinline__ void load_ahead(Ahead& ahead, const BackwardWork& work) const;
 
   // Stores what has been loaded of G2[i2]. The last tile's must have been read; a barrier must
   // follow.
-  __device__ __forceinline__ void store_second(const Ahead& ahead) const;
+  __device__ __forceinline__ void store_second(const OwnSecond& own) const;
 
   // Starts to load G1 of the warp's entries.
   __device__ __forceinline__ FirstRows load_first() const;
 
-  // P of the warp's entries, 16 rows (slot, j1); those that are not there become zeros.
+  // P of the warp's entries, 16 rows (slot, j1), or what a step adds to it; of those that are not
+  // there the last step makes zeros.
   __device__ __forceinline__ void compute_products(const FirstRows& first) const;
 
   // Starts to load what the warp's first lookups need.
@@ -128,7 +152,7 @@ class TileGradients {
     float2 rows[kRank / 8];  // r2 = 8 n + g at columns 2 t and 2 t + 1
   };
 
-  // A lane's share of a row of grad_output, see column_of_lane.
+  // A lane's share of a row of grad_output, see RowPlace.
   static constexpr uint32_t kOwnColumnsOfRow =
       kExact ? kGradientQ * kGradientQ * kExactColumns / 32 : 4;
   struct alignas(kOwnColumnsOfRow * sizeof(float)) LaneRow {
@@ -189,12 +213,58 @@ class TileGradients {
     }
   }
 
-  __device__ __forceinline__ uint32_t third_elements() const { return r2_ * q3_; }
+  // From one row, or slice, to the next, in elements: of cores and of their gradients.
+  __device__ __forceinline__ uint32_t first_row() const { return kExact ? kRank : whole_.r1; }
+  __device__ __forceinline__ uint32_t first_elements() const {
+    return kExact ? kGradientQ * kRank : whole_.q1 * whole_.r1;
+  }
+  __device__ __forceinline__ uint32_t second_columns() const { return kExact ? kRank : whole_.r2; }
+  __device__ __forceinline__ uint32_t second_row() const {
+    return kExact ? kGradientQ * kRank : whole_.q2 * whole_.r2;
+  }
+  __device__ __forceinline__ uint32_t second_elements() const {
+    return kExact ? Tile::kSecondElements : whole_.r1 * second_row();
+  }
+  __device__ __forceinline__ uint32_t third_row() const {
+    return kExact ? kExactColumns : whole_.q3;
+  }
+  __device__ __forceinline__ uint32_t third_elements() const {
+    return kExact ? kRank * kExactColumns : whole_.r2 * whole_.q3;
+  }
+  // Where core k's gradient begins; as the cores, at the block and the step.
+  __device__ __forceinline__ float* gradient_of_core(int k) const {
+    float* const whole = targets_.gradients[k];
+    return kExact ? whole : whole + offsets_[k];
+  }
 
-  // The column that is element i of the lane's share. Whole vectors where rows are vectors.
-  __device__ __forceinline__ uint32_t column_of_lane(uint32_t i) const {
-    if (kExact) return kOwnColumnsOfRow * lane_ + i;
-    return kPairs ? i / 2 * 64 + 2 * lane_ + i % 2 : 32 * i + lane_;
+  // Core 1 of a table of two cores, seen as one of three: a slice of one element, 1.
+  __device__ __forceinline__ bool has_unit_first() const { return !kExact && first_ == nullptr; }
+
+  // Narrows everything down to the block of the slot, and to the first step.
+  __device__ __forceinline__ void enter_block(const TiledFeature& feature);
+  __device__ __forceinline__ void enter_step(uint32_t step);
+  __device__ __forceinline__ bool is_last_step() const { return kExact || step_ + 1 == steps_; }
+  __device__ __forceinline__ bool is_first_step() const { return kExact || step_ == 0; }
+
+  // Starts to load G2[i2].
+  __device__ __forceinline__ void load_second(OwnSecond& own) const;
+  // Stores G1 of the warp's entries, as operand of the product that gives dG2.
+  __device__ __forceinline__ void store_first(const FirstRows& first) const;
+
+  // Not kExact: the element of a row, padded to (4, 4, 8), that is number i of the lane's share.
+  // kExact: vectors of the row.
+  struct RowPlace {
+    uint32_t j1;
+    uint32_t j2;
+    uint32_t j3;
+  };
+  __device__ __forceinline__ RowPlace row_place(uint32_t i) const {
+    const uint32_t element = kPairs ? i / 2 * 64 + 2 * lane_ + i % 2 : 32 * i + lane_;
+    return {element / (kGradientQ * kGradientColumns), element / kGradientColumns % kGradientQ,
+            element % kGradientColumns};
+  }
+  __device__ __forceinline__ uint32_t row_column(const RowPlace& place) const {
+    return (place.j1 * whole_.q2 + place.j2) * whole_.q3 + place.j3;
   }
   __device__ __forceinline__ LaneRow load_row(uint32_t row) const;
 
@@ -216,8 +286,8 @@ class TileGradients {
                                                          const float (&dp)[kRank / 8][4]) const;
 
   // Where warps multiply in groups of four: the same, from tiled_backward_groups.cuh.
-  __device__ __forceinline__ void load_second_by_group(Ahead& ahead) const;
-  __device__ __forceinline__ void store_second_by_group(const Ahead& ahead) const;
+  __device__ __forceinline__ void load_second_by_group(OwnSecond& loaded) const;
+  __device__ __forceinline__ void store_second_by_group(const OwnSecond& loaded) const;
   __device__ __forceinline__ void compute_products_by_group(const FirstRows& first) const;
   __device__ __forceinline__ void add_first_gradients_by_group() const;
   __device__ __forceinline__ SecondSums sum_second_gradient_by_group() const;
@@ -232,17 +302,30 @@ class TileGradients {
   const uint32_t g_;
   const uint32_t t_;
   const uint32_t warp_;
-  const core_t* const first_;
-  const core_t* const second_;
-  const core_t* const third_;
-  const uint32_t r1_;
-  const uint32_t r2_;
-  const uint32_t q1_;
-  const uint32_t q2_;
-  const uint32_t q3_;
+  // Of the block, where the table has several.
+  const core_t* first_;
+  const core_t* second_;
+  const core_t* third_;
+  uint32_t r1_;
+  uint32_t r2_;
+  uint32_t q1_;
+  uint32_t q2_;
+  uint32_t q3_;
   const StridedMatrix& grad_;
-  const int64_t column_;
+  int64_t column_;
   const uint32_t count_;  // of entries
+  // Not kExact: sizes of the table.
+  struct WholeSizes {
+    uint32_t r1;
+    uint32_t r2;
+    uint32_t q1;
+    uint32_t q2;
+    uint32_t q3;
+  };
+  WholeSizes whole_;
+  uint32_t offsets_[3] = {};  // of the block in a slice of each core
+  uint32_t step_ = 0;
+  uint32_t steps_;
   // The lane's lookup.
   struct LaneLookup {
     uint32_t row;    // kExact: vectors of four floats from the first row to it

@@ -9,27 +9,27 @@ namespace flowtt::cuda {
 
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void
-TileGradients<core_t, kRank, kThreeProducts, kShape>::load_second_by_group(Ahead& ahead) const {
+TileGradients<core_t, kRank, kThreeProducts, kShape>::load_second_by_group(
+    OwnSecond& loaded) const {
   const GroupSecondRows own(threadIdx.x);
   const core_t* const second =
       second_ + slot_.i2() * static_cast<int64_t>(Tile::kSecondElements) + own.element;
 #pragma unroll
   for (uint32_t i = 0; i < kOwnSecond; ++i) {
-    ahead.second[i] =
-        __ldg(reinterpret_cast<const float4*>(second + GroupSecondRows::element_step(i)));
+    loaded[i] = __ldg(reinterpret_cast<const float4*>(second + GroupSecondRows::element_step(i)));
   }
 }
 
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void
 TileGradients<core_t, kRank, kThreeProducts, kShape>::store_second_by_group(
-    const Ahead& ahead) const {
+    const OwnSecond& loaded) const {
   const GroupSecondRows own(threadIdx.x);
   const uint32_t place = hold(own.place);
   const uint32_t rows_place = hold(own.rows_place);
 #pragma unroll
   for (uint32_t i = 0; i < kOwnSecond; ++i) {
-    const float4 v = ahead.second[i];
+    const float4 v = loaded[i];
     const float columns[4] = {Product::operand(v.x), Product::operand(v.y), Product::operand(v.z),
                               Product::operand(v.w)};
 #pragma unroll

@@ -8,6 +8,7 @@
 
 #include "tiled_backward_groups.cuh"
 #include "tiled_backward_lookups.cuh"
+#include "tiled_backward_steps.cuh"
 #include "tiled_backward_sums.cuh"
 
 namespace flowtt::cuda {
@@ -34,7 +35,7 @@ __global__ void __launch_bounds__(kBackwardThreads,
     const uint32_t f = slot.feature();
     return Gradients(shared, slot, group.features[f], pass.targets[f], pass);
   };
-  TileQueue queue(pass.work, shared.classes);
+  TileQueue<has_blocks(kShape)> queue(pass.work, shared.classes);
   if (leads) queue.start(shared.slots[0]);
   __syncthreads();
   if (shared.slots[0].count() == 0) return;
@@ -44,7 +45,7 @@ __global__ void __launch_bounds__(kBackwardThreads,
     const Gradients tile = gradients_of(shared.slots[0]);
     tile.load_ahead(ahead, pass.work);
     first = tile.load_first();
-    tile.store_second(ahead);
+    tile.store_second(ahead.second);
   }
 #pragma unroll 1
   for (uint32_t number = 0;; number ^= 1) {
@@ -55,11 +56,13 @@ __global__ void __launch_bounds__(kBackwardThreads,
     // The last tile has been read, and this one's slice of core 2 is there.
     __syncthreads();
     tile.compute_products(first);
+    tile.compute_product_steps();
     if (leads) queue.find(next);
     __syncwarp();
     tile.work_on_lookups();
     if (leads) queue.fetch(next);
     __syncwarp();
+    tile.add_gradient_steps();
     tile.add_first_gradients();
     wait_for_copies();
     __syncthreads();
@@ -71,7 +74,7 @@ __global__ void __launch_bounds__(kBackwardThreads,
     const auto sums = tile.sum_second_gradient();
     first = gradients_of(next).load_first();
     tile.add_second_gradient(sums);
-    gradients_of(next).store_second(ahead);
+    gradients_of(next).store_second(ahead.second);
   }
 }
 

@@ -17,22 +17,22 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::load_row(uint32_t row) con
 #pragma unroll
     for (uint32_t i = 0; i < kOwnColumnsOfRow; ++i) share.columns[i] = __uint_as_float(words[i]);
   } else {
-    const uint32_t columns = q1_ * q2_ * q3_;
     const int64_t first = row * grad_.row_stride;
 #pragma unroll
     for (uint32_t i = 0; i < kOwnColumnsOfRow; i += kPairs ? 2 : 1) {
-      const uint32_t column = column_of_lane(i);
+      const RowPlace place = row_place(i);
+      const bool is_there = place.j1 < q1_ && place.j2 < q2_ && place.j3 < q3_;
       if constexpr (kPairs) {
-        const float2 pair = column < columns
-                                ? __ldg(reinterpret_cast<const float2*>(lane_row_ + first + 32 * i))
-                                : make_float2(0.0f, 0.0f);
-        share.columns[i] = pair.x;
-        share.columns[i + 1] = pair.y;
+        const float* const pair = lane_row_ + first + i * third_row() * whole_.q2;
+        const float2 v =
+            is_there ? __ldg(reinterpret_cast<const float2*>(pair)) : make_float2(0.0f, 0.0f);
+        share.columns[i] = v.x;
+        share.columns[i + 1] = v.y;
       } else {
-        share.columns[i] =
-            column < columns ? load_element<float>(grad_.data, grad_.type,
-                                                   first + (column_ + column) * grad_.column_stride)
-                             : 0.0f;
+        const int64_t column = column_ + row_column(place);
+        share.columns[i] = is_there ? load_element<float>(grad_.data, grad_.type,
+                                                          first + column * grad_.column_stride)
+                                    : 0.0f;
       }
     }
   }
@@ -53,34 +53,31 @@ __device__ __forceinline__
   if constexpr (kExact) {
     store_at(row, lane_ * static_cast<uint32_t>(sizeof(LaneRow)), own);
   } else {
-    const uint32_t columns = q1_ * q2_ * q3_;
 #pragma unroll
-    for (uint32_t i = 0; i < kOwnColumnsOfRow; ++i) {
-      const uint32_t column = column_of_lane(i);
-      if (column < columns) row[column] = own.columns[i];
+    for (uint32_t i = 0; i < kOwnColumnsOfRow; i += kPairs ? 2 : 1) {
+      if constexpr (kPairs) {
+        store_at(row, i * 32 * sizeof(float) + lane_ * sizeof(float2),
+                 make_float2(own.columns[i], own.columns[i + 1]));
+      } else {
+        row[i * 32 + lane_] = own.columns[i];
+      }
     }
   }
   __syncwarp();
   RowGradient gradient;
-  const uint32_t row_of_j1 = q2_ * q3_;
+  constexpr uint32_t kRowOfJ2 = kExact ? kExactColumns : kGradientColumns;
+  constexpr uint32_t kRowOfJ1 = kGradientQ * kRowOfJ2;
+  constexpr bool kAllThere = !kExact || kFullColumns;  // zeros where there are no columns
 #pragma unroll
   for (uint32_t i = 0; i < 4; ++i) {
-    const bool is_there = kExact ? kFullColumns || g_ < q3_ : i < q1_ && t_ < q2_ && g_ < q3_;
-    gradient.b[i] = is_there ? row[i * row_of_j1 + t_ * q3_ + g_] : 0.0f;
+    gradient.b[i] = kAllThere || g_ < q3_ ? row[i * kRowOfJ1 + t_ * kRowOfJ2 + g_] : 0.0f;
   }
   float2 pairs[2];
 #pragma unroll
   for (uint32_t half = 0; half < 2; ++half) {
     const uint32_t j1 = g_ / 4 + 2 * half;
-    const float* const pair = row + j1 * row_of_j1 + g_ % 4 * q3_ + 2 * t_;
-    const bool is_there =
-        kExact ? kFullColumns || 2 * t_ < q3_ : j1 < q1_ && g_ % 4 < q2_ && 2 * t_ < q3_;
-    if constexpr (kPairs) {
-      pairs[half] = is_there ? load_at<float2>(pair, 0) : make_float2(0.0f, 0.0f);
-    } else {
-      pairs[half] =
-          make_float2(is_there ? pair[0] : 0.0f, is_there && 2 * t_ + 1 < q3_ ? pair[1] : 0.0f);
-    }
+    const float* const pair = row + j1 * kRowOfJ1 + g_ % 4 * kRowOfJ2 + 2 * t_;
+    pairs[half] = kAllThere || 2 * t_ < q3_ ? load_at<float2>(pair, 0) : make_float2(0.0f, 0.0f);
   }
   gradient.a = make_float4(pairs[0].x, pairs[1].x, pairs[0].y, pairs[1].y);
   __syncwarp();
@@ -101,12 +98,12 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::load_next_third() {
     slice_.rows[n] = make_float2(0.0f, 0.0f);
     if constexpr (kPairs && std::is_same_v<core_t, float>) {
       if (is_there) {
-        slice_.rows[n] = __ldg(reinterpret_cast<const float2*>(source + 8 * n * q3_));
+        slice_.rows[n] = __ldg(reinterpret_cast<const float2*>(source + 8 * n * third_row()));
       }
     } else {
-      if (is_there) slice_.rows[n].x = load(source + 8 * n * q3_);
+      if (is_there) slice_.rows[n].x = load(source + 8 * n * third_row());
       if (is_there && (kExact || 2 * t_ + 1 < q3_)) {
-        slice_.rows[n].y = load(source + 8 * n * q3_ + 1);
+        slice_.rows[n].y = load(source + 8 * n * third_row() + 1);
       }
     }
   }
@@ -121,9 +118,10 @@ __device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kSh
   own_.factor = ahead.lookup.factor;
   lookups_ = hold(__popc(__ballot_sync(kAllLanes, ahead.flags != 0)));
   ids_ = __ballot_sync(kAllLanes, (own_.third & kLastOfId) != 0);
-  lane_third_ = of_lane(third_, g_ * q3_ + 2 * t_);
+  lane_third_ = of_lane(third_, g_ * third_row() + 2 * t_);
   if constexpr (kPairs) {
-    lane_row_ = of_lane(static_cast<const float*>(grad_.data) + column_, column_of_lane(0));
+    const uint32_t column = kExact ? kOwnColumnsOfRow * lane_ : row_column(row_place(0));
+    lane_row_ = of_lane(static_cast<const float*>(grad_.data) + column_, column);
   }
 #pragma unroll
   for (uint32_t i = 0; i < kRowsAhead; ++i) {
@@ -140,7 +138,7 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::work_on_lookups() {
   if (targets_.touched[2] != nullptr && lane_ < lookups_) {
     targets_.touched[2][own_.third % 65536u] = 1;
   }
-  float* const target_of_lane = of_lane(targets_.gradients[2], g_ * q3_ + 2 * t_);
+  float* const target_of_lane = of_lane(gradient_of_core(2), g_ * third_row() + 2 * t_);
   const uint32_t products = hold(Tile::product_lane(lane_));
   const uint32_t gradients =
       hold(Tile::gradient_place(g_ / 4, g_ % 4, t_ / 2) + t_ % 2 * static_cast<uint32_t>(8));
@@ -232,8 +230,8 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::add_third_gradient(
     for (uint32_t half = 0; half < 2; ++half) {
       const uint32_t r2 = 16 * m + 8 * half;
       const bool exists = kExact || r2 + g_ < r2_;
-      add(target + r2 * q3_, c[2 * half], c[2 * half + 1], exists && (kFullColumns || 2 * t_ < q3_),
-          exists && (kFullColumns || 2 * t_ + 1 < q3_));
+      add(target + r2 * third_row(), c[2 * half], c[2 * half + 1],
+          exists && (kFullColumns || 2 * t_ < q3_), exists && (kFullColumns || 2 * t_ + 1 < q3_));
     }
   }
 }

@@ -14,6 +14,7 @@ namespace flowtt::cuda {
 struct TileSlot {
   GradientTile tile;
   GradientEntry entries[kTileEntries];
+  uint32_t block;  // of the table, see tiled_backward_block.cuh
 
   // 0: there is no tile.
   __device__ __forceinline__ uint32_t count() const { return tile.entries >> kCountShift; }
@@ -24,6 +25,8 @@ struct TileSlot {
 // By the first warp of a block. For each tile but the first: ask, find, fetch, with other work
 // between them, so that what each step waits for arrives meanwhile. A number is drawn no earlier
 // than that: the last tiles go to blocks that have nothing else.
+// kHasBlocks: a tile comes as often as tables have blocks.
+template <bool kHasBlocks>
 class TileQueue {
  public:
   __device__ __forceinline__ TileQueue(const BackwardWork& work, uint2 (&classes)[32])
@@ -61,6 +64,11 @@ class TileQueue {
 
  private:
   __device__ __forceinline__ void find(TileSlot& slot, uint32_t number) {
+    if constexpr (kHasBlocks) {
+      const uint32_t item = number;
+      number /= work_.blocks;
+      if (lane_ == 0) slot.block = item - number * work_.blocks;
+    }
     const uint2 own = classes_[lane_];
     const uint32_t later = __ballot_sync(kAllLanes, number < own.x);
     const uint32_t place = number + __shfl_sync(kAllLanes, own.y, (__ffs(later) - 1) & 31);

@@ -30,31 +30,37 @@ __device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kSh
     const uint4 words = __ldcg(reinterpret_cast<const uint4*>(work.lookups) + lookup);
     ahead.lookup = {words.x, words.y, __uint_as_float(words.z), 0};
   }
-  if constexpr (kGrouped) return load_second_by_group(ahead);
+  load_second(ahead.second);
+}
+
+template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
+__device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kShape>::load_second(
+    OwnSecond& loaded) const {
+  if constexpr (kGrouped) return load_second_by_group(loaded);
   if constexpr (kSecondByRows) {
     const SecondRows own(threadIdx.x);
     const core_t* const second =
         second_ + slot_.i2() * static_cast<int64_t>(Tile::kSecondElements) + own.element;
 #pragma unroll
     for (uint32_t i = 0; i < kOwnSecond; ++i) {
-      ahead.second[i] =
-          __ldg(reinterpret_cast<const float4*>(second + SecondRows::element_step(i)));
+      loaded[i] = __ldg(reinterpret_cast<const float4*>(second + SecondRows::element_step(i)));
     }
     return;
   }
   const SecondVector<kRank> v(threadIdx.x);
-  const core_t* const second =
-      second_ + ((int64_t{slot_.i2()} * r1_ + v.r1) * q2_ + v.j2) * r2_ + v.r2;
+  const core_t* const second = second_ + slot_.i2() * static_cast<int64_t>(second_elements()) +
+                               v.r1 * static_cast<int64_t>(second_row()) + v.j2 * second_columns() +
+                               v.r2;
 #pragma unroll
   for (uint32_t i = 0; i < kOwnSecond; ++i) {
     const SecondVector<kRank> step(i * kBackwardThreads);
     const bool is_there = kExact || (v.j2 + step.j2 < q2_ && v.r2 + step.r2 < r2_);
     const auto element = [&](uint32_t r1) {
       return kExact || (is_there && v.r1 + r1 < r1_)
-                 ? load(second + (r1 * q2_ + step.j2) * r2_ + step.r2)
+                 ? load(second + r1 * second_row() + step.j2 * second_columns() + step.r2)
                  : 0.0f;
     };
-    ahead.second[i] = make_float4(element(0), element(1), element(2), element(3));
+    loaded[i] = make_float4(element(0), element(1), element(2), element(3));
   }
 }
 
@@ -68,7 +74,8 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::load_first() const {
     const uint32_t slot = g_ / 4 + 2 * half;
     const bool exists = has_entry(slot);
     const uint64_t i1 = exists ? entry(slot).i1 : 0;
-    const core_t* const row = first_ + (i1 * q1_ + j1) * r1_ + (kGrouped ? 4 : kOwnFirst) * t_;
+    const core_t* const row =
+        first_ + i1 * first_elements() + j1 * first_row() + (kGrouped ? 4 : kOwnFirst) * t_;
     if constexpr (kExact && std::is_same_v<core_t, float>) {
 #pragma unroll
       for (uint32_t i = 0; i < kOwnFirst; i += 4) {
@@ -84,7 +91,11 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::load_first() const {
 #pragma unroll
       for (uint32_t i = 0; i < kOwnFirst; ++i) {
         const bool is_there = exists && (kExact || (j1 < q1_ && kOwnFirst * t_ + i < r1_));
-        first.rows[half][i] = is_there ? load(row + i) : 0.0f;
+        if (has_unit_first()) {
+          first.rows[half][i] = is_there ? 1.0f : 0.0f;
+        } else {
+          first.rows[half][i] = is_there ? load(row + i) : 0.0f;
+        }
       }
     }
   }
@@ -93,14 +104,14 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::load_first() const {
 
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kShape>::store_second(
-    const Ahead& ahead) const {
-  if constexpr (kGrouped) return store_second_by_group(ahead);
+    const OwnSecond& loaded) const {
+  if constexpr (kGrouped) return store_second_by_group(loaded);
   if constexpr (kSecondByRows) {
     const SecondRows own(threadIdx.x);
     const uint32_t place = hold(own.place);
 #pragma unroll
     for (uint32_t i = 0; i < kOwnSecond; ++i) {
-      const float4 v = ahead.second[i];
+      const float4 v = loaded[i];
       const float columns[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
       for (uint32_t n = 0; n < 4; ++n) {
@@ -113,10 +124,25 @@ __device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kSh
       Tile::second_place(lane_ * Tile::kVectorBytes, warp_ / Tile::kHalves, warp_ % Tile::kHalves));
 #pragma unroll
   for (uint32_t i = 0; i < kOwnSecond; ++i) {
-    const float4 v = ahead.second[i];
+    const float4 v = loaded[i];
     store_at(tile_.second, Tile::second_place(place, i * kBackwardWarps / Tile::kHalves, 0),
              make_float4(Product::operand(v.x), Product::operand(v.y), Product::operand(v.z),
                          Product::operand(v.w)));
+  }
+}
+
+template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
+__device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kShape>::store_first(
+    const FirstRows& own_first) const {
+  const uint32_t first = hold(Tile::first_element_lane(entry_number(g_ / 4), g_ % 4, t_));
+#pragma unroll
+  for (uint32_t half = 0; half < 2; ++half) {
+#pragma unroll
+    for (uint32_t i = 0; i < kOwnFirst; ++i) {
+      store_at(tile_.first,
+               Tile::first_element_place(first, i) + Tile::first_place(0, half * kBackwardWarps, 0),
+               Product::operand(own_first.rows[half][i]));
+    }
   }
 }
 
@@ -125,30 +151,41 @@ __device__ __forceinline__ void
 TileGradients<core_t, kRank, kThreeProducts, kShape>::compute_products(
     const FirstRows& own_first) const {
   if constexpr (kGrouped) return compute_products_by_group(own_first);
-  float a[2][kOwnFirst];
   const uint32_t j1 = g_ % 4;
   const uint32_t number = entry_number(g_ / 4);  // and that of the slot after the next
   constexpr uint32_t kTwoSlots = 2 * kBackwardWarps;
-  const uint32_t first = hold(Tile::first_element_lane(number, j1, t_));
+  float a[2][kOwnFirst];
 #pragma unroll
   for (uint32_t half = 0; half < 2; ++half) {
 #pragma unroll
     for (uint32_t i = 0; i < kOwnFirst; ++i) {
       a[half][i] = Product::operand(own_first.rows[half][i]);
-      store_at(tile_.first,
-               Tile::first_element_place(first, i) + Tile::first_place(0, half * kTwoSlots / 2, 0),
-               a[half][i]);
     }
     const uint32_t slot = g_ / 4 + 2 * half;
     if (targets_.touched[0] != nullptr && has_entry(slot) && j1 == 0 && t_ == 0) {
       targets_.touched[0][entry(slot).i1] = 1;
     }
   }
+  store_first(own_first);
   const uint32_t second = hold(lane_ * Tile::kVectorBytes);
   const uint32_t product = hold(number * Tile::kEntryBytes + Tile::product_pair_lane(j1, t_));
+  const auto place_of_pair = [&](uint32_t u, uint32_t m, uint32_t half) {
+    return Tile::product_pair_place(product, u, m) + half * kTwoSlots * Tile::kEntryBytes;
+  };
 #pragma unroll
   for (uint32_t u = 0; u < 8; ++u) {
     float c[kHalves][4] = {};
+    if (!is_first_step()) {
+#pragma unroll
+      for (uint32_t half = 0; half < 2; ++half) {
+#pragma unroll
+        for (uint32_t m = 0; m < kHalves; ++m) {
+          const float2 before = load_at<float2>(tile_.products, place_of_pair(u, m, half));
+          c[m][2 * half] = before.x;
+          c[m][2 * half + 1] = before.y;
+        }
+      }
+    }
 #pragma unroll
     for (uint32_t n = 0; n < kHalves; ++n) {
 #pragma unroll
@@ -166,14 +203,14 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::compute_products(
     for (uint32_t half = 0; half < 2; ++half) {
 #pragma unroll
       for (uint32_t m = 0; m < kHalves; ++m) {
-        store_at(
-            tile_.products,
-            Tile::product_pair_place(product, u, m) + half * kTwoSlots * Tile::kEntryBytes,
-            make_float2(Product::operand(c[m][2 * half]), Product::operand(c[m][2 * half + 1])));
+        const float2 pair = make_float2(c[m][2 * half], c[m][2 * half + 1]);
+        store_at(tile_.products, place_of_pair(u, m, half),
+                 is_last_step() ? make_float2(Product::operand(pair.x), Product::operand(pair.y))
+                                : pair);
       }
     }
   }
-  clear_missing_products();
+  if (is_last_step()) clear_missing_products();
 }
 
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
@@ -199,6 +236,7 @@ template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void
 TileGradients<core_t, kRank, kThreeProducts, kShape>::add_first_gradients() const {
   if constexpr (kGrouped) return add_first_gradients_by_group();
+  if (has_unit_first()) return;
   float c[kHalves][2][4] = {};  // [r1 = 16 m + 2 g and + 1][two slots, columns 2 t and + 1]
   const uint32_t gradient =
       hold(entry_number(g_ / 4) * Tile::kEntryBytes + Tile::gradient_place(g_ % 4, 0, t_));
@@ -236,14 +274,16 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::add_first_gradients() cons
     if (!has_entry(slot)) continue;
     const uint32_t j1 = t_ % 2 * 2;
     const uint32_t r1 = 2 * g_;
-    float* const target = targets_.gradients[0] + (int64_t{entry(slot).i1} * q1_ + j1) * r1_ + r1;
+    float* const target = gradient_of_core(0) +
+                          entry(slot).i1 * static_cast<int64_t>(first_elements()) +
+                          j1 * first_row() + r1;
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
       if (!kExact && j1 + i >= q1_) continue;
 #pragma unroll
       for (uint32_t m = 0; m < kHalves; ++m) {
-        add(target + i * r1_ + 16 * m, c[m][n][i], c[m][n][i + 2], kExact || r1 + 16 * m < r1_,
-            kExact || r1 + 16 * m + 1 < r1_);
+        add(target + i * first_row() + 16 * m, c[m][n][i], c[m][n][i + 2],
+            kExact || r1 + 16 * m < r1_, kExact || r1 + 16 * m + 1 < r1_);
       }
     }
   }
@@ -298,8 +338,8 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::add_second_gradient(
   if constexpr (kGrouped) return add_second_gradient_by_group(sums);
   const ColumnTile columns(warp_, 0);
   const uint32_t r2 = columns.r2 + 2 * t_;
-  float* const target =
-      targets_.gradients[1] + ((int64_t{slot_.i2()} * r1_ + g_) * q2_ + columns.j2) * r2_ + r2;
+  float* const target = gradient_of_core(1) + slot_.i2() * static_cast<int64_t>(second_elements()) +
+                        g_ * second_row() + columns.j2 * second_columns() + r2;
 #pragma unroll
   for (uint32_t n = 0; n < kOwnColumns; ++n) {
 #pragma unroll
@@ -308,7 +348,7 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::add_second_gradient(
       for (uint32_t half = 0; half < 2; ++half) {
         const uint32_t r1 = 16 * m + 8 * half;
         const bool exists = kExact || (g_ + r1 < r1_ && columns.j2 < q2_);
-        add(target + r1 * q2_ * r2_ + 8 * n, sums.columns[n][m][2 * half],
+        add(target + r1 * second_row() + 8 * n, sums.columns[n][m][2 * half],
             sums.columns[n][m][2 * half + 1], exists && (kExact || r2 + 8 * n < r2_),
             exists && (kExact || r2 + 8 * n + 1 < r2_));
       }

@@ -89,6 +89,7 @@ struct BackwardWork {
   uint32_t first_tiles[kTileClasses];  // first_tile_of_class
   uint32_t* tile_counts;               // of each class
   uint32_t* taken_tiles;               // beside the first of each block
+  uint32_t blocks;                     // of every table, see tiled_backward_block.cuh
 };
 
 // The rank in its tile of the entry that is in this slot of a warp.

@@ -15,6 +15,9 @@ from tests.gpu.calls import MEAN, NONE, SUM, Call, Table, make_call
 from tests.gpu.expected import assert_matches, expect
 
 TILED = ["16x4", "16x8", "32x4", "32x8", "padded", "one row"]
+# Worked on in blocks.
+BLOCKS = ["wide 32", "wide 64", "wide 96", "wide 128", "wide, 512 columns"]
+BLOCKS += ["2 cores, rank 32", "2 cores, rank 64", "2 cores, rank 128"]
 ORDERS = list(Order)
 
 
@@ -60,7 +63,14 @@ def test_one_product(name: str, capability: int) -> None:
         check(call, Device(4, capability, order), allow_tf32=True)
 
 
-@pytest.mark.parametrize("name", ["32x8", "padded"])
+@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("allow_tf32", [False, True])
+def test_blocks(name: str, allow_tf32: bool) -> None:
+    call = make_call([TABLES[name]], batch_size=40, max_length=6, weighted=True, pooling_mode=MEAN)
+    check(call, Device(3, order=Order.BURSTS), allow_tf32=allow_tf32)
+
+
+@pytest.mark.parametrize("name", ["32x8", "padded", "wide 64", "2 cores, rank 64"])
 @pytest.mark.parametrize("mode", [SUM, NONE])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_dtypes_and_pooling(name: str, mode: int, dtype: torch.dtype) -> None:
