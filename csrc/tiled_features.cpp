@@ -9,6 +9,7 @@
 
 #include "cuda/device_attributes.h"
 #include "cuda/tiled_backward.h"
+#include "cuda/tiled_backward_pairs.h"
 #include "cuda/tiled_forward.h"
 
 namespace flowtt {
@@ -230,10 +231,20 @@ std::vector<int64_t> differentiate_tiled_features(const CudaCall& call,
     if (order != nullptr && end - first == arguments.features.size()) {
       plan.order = parse_order(arguments, *order);
     }
+    const cuda::BackwardPlan of_four_cores = plan;
+    Tensor pairs;
+    if (plan.tables.has_pairs) {
+      pairs = call.empty(cuda::pair_bytes(of_four_cores), ScalarType::Byte);
+      call.check(cuda::launch_pairs(of_four_cores, pairs.mutable_data_ptr(), call.stream(), &plan));
+    }
     call.check(cuda::plan_tiled_backward(arguments.bags, grad_output, &plan));
     Tensor workspace = call.empty(static_cast<int64_t>(plan.workspace_bytes), ScalarType::Byte);
     call.check(cuda::launch_tiled_backward(plan, arguments.bags, grad_output,
                                            workspace.mutable_data_ptr(), call.stream()));
+    if (plan.tables.has_pairs) {
+      call.check(
+          cuda::launch_pair_gradients(of_four_cores, pairs.mutable_data_ptr(), call.stream()));
+    }
     first = end;
   }
   return remaining;

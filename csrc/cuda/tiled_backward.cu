@@ -7,9 +7,11 @@
 
 #include "device_attributes.h"
 #include "tiled_backward_launch.cuh"
+#include "tiled_backward_pairs.h"
 #include "tiled_backward_planning.cuh"
 #include "tiled_prepare_launch.cuh"
 #include "tiled_sort.h"
+#include "tiled_tilings.h"
 #include "workspace_layout.h"
 
 namespace flowtt::cuda {
@@ -171,9 +173,8 @@ bool has_tiled_backward(ElementType core_type, int64_t output_rows, const TableS
   const size_t needed = gradient_class(shape).rank == 16 ? kBackwardSharedBytes<16>
                                                          : kBackwardSharedBytes<kGradientRank>;
   if (needed > static_cast<size_t>(shared_limit)) return false;
-  if (core_type == ElementType::kFloat64 || (shape.num_cores != 2 && shape.num_cores != 3)) {
-    return false;
-  }
+  if (core_type == ElementType::kFloat64 || shape.num_cores < 2) return false;
+  if (shape.num_cores == 4 && !has_few_pairs(shape)) return false;
   if (output_rows >= kLoneLookup) return false;  // entries have 31 bits for them
   for (int k = 0; k < shape.num_cores; ++k) {
     if (shape.p[k] > kMaxTiledFactor || shape.q[k] > kMaxSize || shape.r[k] > kMaxSize ||
@@ -187,15 +188,16 @@ bool has_tiled_backward(ElementType core_type, int64_t output_rows, const TableS
 GradientClass gradient_class(const TableShape& shape) {
   TiledFeature feature{};
   feature.num_cores = static_cast<int16_t>(shape.num_cores);
-  int64_t rank = 0;
   for (int k = 0; k < shape.num_cores; ++k) {
     feature.q[k] = static_cast<int16_t>(shape.q[k]);
-    if (k == 0) continue;
-    feature.r[k - 1] = static_cast<int16_t>(shape.r[k]);
-    rank = std::max(rank, shape.r[k]);
+    if (k > 0) feature.r[k - 1] = static_cast<int16_t>(shape.r[k]);
   }
-  set_three_gradient_cores(&feature, nullptr);
-  GradientClass tables{rank > 16 ? kGradientRank : 16, 1};
+  GradientTargets targets{};
+  set_three_gradient_cores(&feature, &targets);
+  GradientClass tables{};
+  tables.has_pairs = shape.num_cores == 4;
+  if (tables.has_pairs) set_three_cores(&feature);
+  tables.rank = std::max(feature.r[0], feature.r[1]) > 16 ? kGradientRank : 16;
   tables.blocks = static_cast<int32_t>(GradientBlocks(feature.q, feature.r, tables.rank).all());
   return tables;
 }
@@ -206,17 +208,14 @@ void set_three_gradient_cores(TiledFeature* feature, GradientTargets* targets) {
     feature->cores[k] = feature->cores[k - 1];
     feature->p[k] = feature->p[k - 1];
     feature->q[k] = feature->q[k - 1];
-    if (targets == nullptr) continue;
     targets->gradients[k] = targets->gradients[k - 1];
     targets->touched[k] = targets->touched[k - 1];
   }
   feature->r[1] = feature->r[0];
   feature->cores[0] = nullptr;
   feature->p[0] = feature->q[0] = feature->r[0] = 1;
-  if (targets != nullptr) {
-    targets->gradients[0] = nullptr;
-    targets->touched[0] = nullptr;
-  }
+  targets->gradients[0] = nullptr;
+  targets->touched[0] = nullptr;
   feature->num_cores = 3;
 }
 

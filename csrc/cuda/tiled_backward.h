@@ -9,11 +9,11 @@
 
 namespace flowtt::cuda {
 
-// Where the gradients of a feature's cores are added up. Shapes are those of the cores. Of two
-// cores, the last two.
+// Where the gradients of a feature's cores are added up. Shapes are those of the cores. Kernels see
+// three cores.
 struct GradientTargets {
-  float* gradients[3];
-  uint8_t* touched[3];  // a byte for each slice; null when nobody asks
+  float* gradients[kMaxCores];
+  uint8_t* touched[kMaxCores];  // a byte for each slice; null when nobody asks
 };
 
 // What the kernels may rely on. But for kAny, rows of grad_output are fp32, and elements of a pair
@@ -37,11 +37,13 @@ struct ClearedMemory {
 struct GradientClass {
   int32_t rank;    // both ranks, padded to 16 or to multiples of 32: 16 or 32
   int32_t blocks;  // see tiled_backward_block.cuh
+  bool has_pairs;  // of four cores, see suffix_gradients.cuh
   auto operator<=>(const GradientClass&) const = default;
 };
 
 struct BackwardPlan {
-  // Set by the caller: as for the forward pass, of tables of one core type.
+  // Set by the caller: as for the forward pass, of tables of one core type and class. Those of two
+  // cores as set_three_gradient_cores describes them, of four as launch_pairs does.
   ElementType core_type;
   bool three_products;   // as in TiledPlan
   GradientClass tables;  // of all of them
@@ -63,7 +65,7 @@ bool has_tiled_backward(ElementType core_type, int64_t output_rows, const TableS
 GradientClass gradient_class(const TableShape& shape);
 
 // Describes a feature of two cores as one of three, of which the first has one slice of one
-// element, 1, which is nowhere.
+// element, 1, which is nowhere. Others stay as they are.
 void set_three_gradient_cores(TiledFeature* feature, GradientTargets* targets);
 
 // Completes a plan, for the current device.

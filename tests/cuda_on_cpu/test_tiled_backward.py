@@ -18,6 +18,7 @@ TILED = ["16x4", "16x8", "32x4", "32x8", "padded", "one row"]
 # Worked on in blocks.
 BLOCKS = ["wide 32", "wide 64", "wide 96", "wide 128", "wide, 512 columns"]
 BLOCKS += ["2 cores, rank 32", "2 cores, rank 64", "2 cores, rank 128"]
+BLOCKS += ["4 cores", "4 cores, odd", "4 cores, ranks 64", "4 cores, one column"]
 ORDERS = list(Order)
 
 
@@ -70,7 +71,7 @@ def test_blocks(name: str, allow_tf32: bool) -> None:
     check(call, Device(3, order=Order.BURSTS), allow_tf32=allow_tf32)
 
 
-@pytest.mark.parametrize("name", ["32x8", "padded", "wide 64", "2 cores, rank 64"])
+@pytest.mark.parametrize("name", ["32x8", "padded", "wide 64", "2 cores, rank 64", "4 cores, odd"])
 @pytest.mark.parametrize("mode", [SUM, NONE])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_dtypes_and_pooling(name: str, mode: int, dtype: torch.dtype) -> None:
