@@ -141,7 +141,7 @@ GradientShape find_shape(const BackwardPlan& plan, const StridedMatrix& grad_out
             feature.q[2] == plan.tables.rank / kGradientQ && feature.r[0] == plan.tables.rank &&
             feature.r[1] == plan.tables.rank && feature.output_column % 4 == 0;
     even = even && feature.q[2] % 2 == 0 && feature.r[1] % 2 == 0 &&
-           (feature.r[0] % 2 == 0 || feature.cores[0] == nullptr) && feature.output_column % 2 == 0;
+           (feature.r[0] % 2 == 0 || feature.cores[1] == nullptr) && feature.output_column % 2 == 0;
     for (int k = 0; k < 3; ++k) {
       exact = exact && is_aligned(feature.cores[k], 16);
       even = even && is_aligned(feature.cores[k], 8) && is_aligned(plan.targets[f].gradients[k], 8);
@@ -204,18 +204,22 @@ GradientClass gradient_class(const TableShape& shape) {
 
 void set_three_gradient_cores(TiledFeature* feature, GradientTargets* targets) {
   if (feature->num_cores != 2) return;
-  for (int k = 2; k > 0; --k) {
-    feature->cores[k] = feature->cores[k - 1];
-    feature->p[k] = feature->p[k - 1];
-    feature->q[k] = feature->q[k - 1];
-    targets->gradients[k] = targets->gradients[k - 1];
-    targets->touched[k] = targets->touched[k - 1];
-  }
+  // Rows of core 1 are those of P: as many of them as fill a tile belong to one j1.
+  int16_t q2 = kGradientQ;
+  while (feature->q[0] % q2 != 0) --q2;
+  feature->cores[2] = feature->cores[1];
+  feature->p[2] = feature->p[1];
+  feature->q[2] = feature->q[1];
   feature->r[1] = feature->r[0];
-  feature->cores[0] = nullptr;
-  feature->p[0] = feature->q[0] = feature->r[0] = 1;
-  targets->gradients[0] = nullptr;
-  targets->touched[0] = nullptr;
+  targets->gradients[2] = targets->gradients[1];
+  targets->touched[2] = targets->touched[1];
+  feature->cores[1] = nullptr;
+  feature->p[1] = 1;
+  feature->q[1] = q2;
+  feature->q[0] = static_cast<int16_t>(feature->q[0] / q2);
+  feature->r[0] = 1;
+  targets->gradients[1] = nullptr;
+  targets->touched[1] = nullptr;
   feature->num_cores = 3;
 }
 

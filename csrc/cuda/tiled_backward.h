@@ -64,8 +64,8 @@ bool has_tiled_backward(ElementType core_type, int64_t output_rows, const TableS
 // Of a table that the kernels take.
 GradientClass gradient_class(const TableShape& shape);
 
-// Describes a feature of two cores as one of three, of which the first has one slice of one
-// element, 1, which is nowhere. Others stay as they are.
+// Describes a feature of two cores as one of three, of which the second has one slice, a unit
+// matrix, which is nowhere. Others stay as they are.
 void set_three_gradient_cores(TiledFeature* feature, GradientTargets* targets);
 
 // Completes a plan, for the current device.

@@ -216,7 +216,8 @@ class TileGradients {
   // From one row, or slice, to the next, in elements: of cores and of their gradients.
   __device__ __forceinline__ uint32_t first_row() const { return kExact ? kRank : whole_.r1; }
   __device__ __forceinline__ uint32_t first_elements() const {
-    return kExact ? kGradientQ * kRank : whole_.q1 * whole_.r1;
+    return kExact ? kGradientQ * kRank
+                  : whole_.q1 * (has_unit_second() ? whole_.q2 * whole_.r2 : whole_.r1);
   }
   __device__ __forceinline__ uint32_t second_columns() const { return kExact ? kRank : whole_.r2; }
   __device__ __forceinline__ uint32_t second_row() const {
@@ -237,8 +238,12 @@ class TileGradients {
     return kExact ? whole : whole + offsets_[k];
   }
 
-  // Core 1 of a table of two cores, seen as one of three: a slice of one element, 1.
-  __device__ __forceinline__ bool has_unit_first() const { return !kExact && first_ == nullptr; }
+  // A table of two cores, seen as one of three whose second is a unit matrix: P is a slice of
+  // core 1.
+  __device__ __forceinline__ bool has_unit_second() const { return !kExact && second_ == nullptr; }
+  // Of such a table: P of the warp's entries, and what becomes of dP.
+  __device__ __forceinline__ void load_products() const;
+  __device__ __forceinline__ void add_product_gradients() const;
 
   // Narrows everything down to the block of the slot, and to the first step.
   __device__ __forceinline__ void enter_block(const TiledFeature& feature);

@@ -10,6 +10,7 @@
 #include "tiled_backward_lookups.cuh"
 #include "tiled_backward_steps.cuh"
 #include "tiled_backward_sums.cuh"
+#include "tiled_backward_two_cores.cuh"
 
 namespace flowtt::cuda {
 

@@ -19,9 +19,10 @@ __device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kSh
   r2_ = min(whole_.r2 - block.first_r2, static_cast<uint32_t>(kRank));
   offsets_[0] = block.first_q1 * first_row();
   offsets_[1] = block.first_q2 * second_columns() + block.first_r2;
+  if (has_unit_second()) offsets_[0] = block.first_q1 * second_row() + offsets_[1];
   offsets_[2] = block.first_r2 * third_row() + block.first_q3;
-  if (!has_unit_first()) first_ += offsets_[0];
-  second_ += offsets_[1];
+  first_ += offsets_[0];
+  if (!has_unit_second()) second_ += offsets_[1];
   third_ += offsets_[2];
   column_ += row_column({block.first_q1, block.first_q2, block.first_q3});
   r1_ = min(whole_.r1, static_cast<uint32_t>(kRank));
