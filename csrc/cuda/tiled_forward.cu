@@ -7,6 +7,7 @@
 #include "device_attributes.h"
 #include "tiled_sort.h"
 #include "tiled_tilings.h"
+#include "wide_tilings.h"
 #include "workspace_layout.h"
 
 namespace flowtt::cuda {
@@ -180,6 +181,13 @@ void plan_packing(TiledPlan* plan) {
   }
 }
 
+// Whether a backward pass sees the digits of the ids as the sort does.
+bool sorts_as_backward(const TiledPlan& plan) {
+  if (plan.tiling.kind == TilingKind::kTwoCore) return false;
+  return std::none_of(plan.group.features, plan.group.features + plan.group.count,
+                      has_suffix_pairs);
+}
+
 }  // namespace
 
 cudaError_t plan_tiled_forward(const BagBatch& batch, const PooledOutput& output, TiledPlan* plan) {
@@ -205,7 +213,7 @@ cudaError_t plan_tiled_forward(const BagBatch& batch, const PooledOutput& output
 
   plan_packing(plan);
   plan->chunk_shift = choose_chunk_shift(plan->lookups_per_range, plan->multiprocessors);
-  plan->saves_order = plan->wants_order && plan->tiling.kind == TilingKind::kTiled &&
+  plan->saves_order = plan->wants_order && sorts_as_backward(*plan) &&
                       (plan->disabled & kGroupingDisabled) == 0 && batch.nnz > 0 &&
                       plan->lookups_per_range == batch.nnz &&
                       plan->samples_per_range == batch.batch_size;

@@ -208,7 +208,7 @@ ORDERED = {
 }
 
 
-@pytest.mark.parametrize("name", ["32x8", "16x4"])
+@pytest.mark.parametrize("name", ["32x8", "16x4", "wide 64"])
 @pytest.mark.parametrize("kind", ORDERED)
 def test_order_of_the_forward_pass(kind: str, name: str) -> None:
     options = {"batch_size": 90, **ORDERED[kind]}
