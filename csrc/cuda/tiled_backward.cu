@@ -143,7 +143,8 @@ GradientShape find_shape(const BackwardPlan& plan, const StridedMatrix& grad_out
     even = even && feature.q[2] % 2 == 0 && feature.r[1] % 2 == 0 &&
            (feature.r[0] % 2 == 0 || feature.cores[1] == nullptr) && feature.output_column % 2 == 0;
     for (int k = 0; k < 3; ++k) {
-      exact = exact && is_aligned(feature.cores[k], 16);
+      exact =
+          exact && is_aligned(feature.cores[k], 16) && is_aligned(plan.targets[f].gradients[k], 16);
       even = even && is_aligned(feature.cores[k], 8) && is_aligned(plan.targets[f].gradients[k], 8);
     }
   }

@@ -46,37 +46,39 @@ __device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kSh
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void
 TileGradients<core_t, kRank, kThreeProducts, kShape>::compute_product_steps() {
-  if constexpr (kExact) return;
+  if constexpr (!kExact) {
 #pragma unroll 1
-  for (uint32_t step = 1; step < steps_; ++step) {
-    enter_step(step);
-    OwnSecond second;
-    load_second(second);
-    const FirstRows first = load_first();
-    __syncthreads();  // the last step's G2 has been read
-    store_second(second);
-    __syncthreads();
-    compute_products(first);
+    for (uint32_t step = 1; step < steps_; ++step) {
+      enter_step(step);
+      OwnSecond second;
+      load_second(second);
+      const FirstRows first = load_first();
+      __syncthreads();  // the last step's G2 has been read
+      store_second(second);
+      __syncthreads();
+      compute_products(first);
+    }
   }
 }
 
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void
 TileGradients<core_t, kRank, kThreeProducts, kShape>::add_gradient_steps() {
-  if constexpr (kExact) return;
+  if constexpr (!kExact) {
 #pragma unroll 1
-  for (uint32_t step = steps_ - 1; step > 0; --step) {
-    add_first_gradients();
-    __syncthreads();  // dP of all entries is there
-    add_second_gradient(sum_second_gradient());
-    enter_step(step - 1);
-    OwnSecond second;
-    load_second(second);
-    const FirstRows first = load_first();
-    __syncthreads();  // this step's operands have been read
-    store_second(second);
-    store_first(first);
-    __syncthreads();
+    for (uint32_t step = steps_ - 1; step > 0; --step) {
+      add_first_gradients();
+      __syncthreads();  // dP of all entries is there
+      add_second_gradient(sum_second_gradient());
+      enter_step(step - 1);
+      OwnSecond second;
+      load_second(second);
+      const FirstRows first = load_first();
+      __syncthreads();  // this step's operands have been read
+      store_second(second);
+      store_first(first);
+      __syncthreads();
+    }
   }
 }
 
