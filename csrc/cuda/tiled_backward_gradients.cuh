@@ -46,6 +46,9 @@ class TileGradients {
   static constexpr bool kPairs = kShape != GradientShape::kAny;
   static constexpr uint32_t kExactColumns = kRank / kGradientQ;
   static constexpr bool kFullColumns = kExact && kExactColumns == kGradientColumns;
+  // Half of them: a row is as wide as the shortest product is deep.
+  static constexpr bool kNarrow = kExact && 2 * kExactColumns == kGradientColumns;
+  static_assert(!kExact || kFullColumns || kNarrow);
   using Product = GradientProduct<kThreeProducts>;
   // G2[i2] is loaded by vectors of its rows.
   static constexpr bool kSecondByRows =
@@ -149,19 +152,22 @@ class TileGradients {
   static constexpr uint32_t kRowsAhead = 4;
 
   struct ThirdSlice {
-    float2 rows[kRank / 8];  // r2 = 8 n + g at columns 2 t and 2 t + 1
+    // r2 = 8 n + g at columns 2 t and 2 t + 1, or where rows are narrow at column t.
+    std::conditional_t<kNarrow, float, float2> rows[kRank / 8];
   };
 
-  // A lane's share of a row of grad_output, see RowPlace.
+  // A lane's share of a row of grad_output: what the lane needs as operand a, or see RowPlace.
   static constexpr uint32_t kOwnColumnsOfRow =
       kExact ? kGradientQ * kGradientQ * kExactColumns / 32 : 4;
-  struct alignas(kOwnColumnsOfRow * sizeof(float)) LaneRow {
+  struct LaneRow {
     float columns[kOwnColumnsOfRow];
   };
   // The elements of a row, [(j1, j2), j3], that a lane needs as operands.
   struct RowGradient {
-    float b[4];  // rows (j1, j2) = (i, t), column g
-    float4 a;    // rows (j1, j2) = g and g + 8 at column 2 t, then the same at 2 t + 1
+    float b[4];  // rows (j1, j2) = (i, t), column g, or where rows are narrow g % 4
+    // Rows (j1, j2) = g and g + 8 at column 2 t, then the same at 2 t + 1. Where rows are narrow,
+    // at column t.
+    std::conditional_t<kNarrow, float2, float4> a;
   };
 
   // Sums over the lookups of an entry.
@@ -257,7 +263,6 @@ class TileGradients {
   __device__ __forceinline__ void store_first(const FirstRows& first) const;
 
   // Not kExact: the element of a row, padded to (4, 4, 8), that is number i of the lane's share.
-  // kExact: vectors of the row.
   struct RowPlace {
     uint32_t j1;
     uint32_t j2;
@@ -273,15 +278,20 @@ class TileGradients {
   }
   __device__ __forceinline__ LaneRow load_row(uint32_t row) const;
 
-  // Hands the lanes' shares around. entry_place: of the entry's product, which all have read.
-  __device__ __forceinline__ RowGradient exchange(const LaneRow& row, uint32_t entry_place) const;
+  // Hands the lanes' shares around, by shuffles (kExact) or through shared memory.
+  __device__ __forceinline__ RowGradient exchange(const LaneRow& row) const;
+  __device__ __forceinline__ RowGradient exchange_by_shuffles(const LaneRow& row) const;
+
+  // The lane's first element of a slice of dG3.
+  __device__ __forceinline__ uint32_t element_of_lane() const {
+    return kNarrow ? (g_ + t_ / 2 * 8) * kExactColumns + t_ % 2 * 2 : g_ * third_row() + 2 * t_;
+  }
 
   // Of the next id.
   __device__ __forceinline__ void load_next_third();
 
-  // entry_place: of the entry's product; target: the lane's first element of dG3[i3].
-  __device__ __forceinline__ void add_id(EntrySums& sums, uint32_t entry_place,
-                                         float* target) const;
+  // target: the lane's first element of dG3[i3].
+  __device__ __forceinline__ void add_id(EntrySums& sums, float* target) const;
 
   __device__ __forceinline__ void add_third_gradient(float* target, const float4 (&p)[kHalves][2],
                                                      const float (&b)[4]) const;
