@@ -97,7 +97,7 @@ class TileGradients {
         q3_(kExact ? kExactColumns : feature.q[2]),
         grad_(pass.grad_output),
         column_(feature.output_column),
-        count_(same_in_warp(slot.count())) {
+        count_(uniform(slot.count())) {
     if constexpr (!kExact) {
       whole_ = {r1_, r2_, q1_, q2_, q3_};
       steps_ = 1;
@@ -113,6 +113,13 @@ class TileGradients {
   // end.
   __device__ __forceinline__ void compute_product_steps();
   __device__ __forceinline__ void add_gradient_steps();
+
+  // A value that all lanes of the warp have. With one product it is faster not to tell the
+  // compiler.
+  template <typename T>
+  static __device__ __forceinline__ T uniform(T value) {
+    return kThreeProducts ? same_in_warp(value) : value;
+  }
 
   // Starts to load what the tile needs.
   __device__ __forceinline__ void load_ahead(Ahead& ahead, const BackwardWork& work) const;
