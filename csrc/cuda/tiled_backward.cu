@@ -97,7 +97,13 @@ cudaError_t launch_precision(const BackwardPlan& plan, const TiledLaunch& launch
   constexpr auto kEven = GradientShape::kEven;
   constexpr auto kAny = GradientShape::kAny;
   if constexpr (!kThreeProducts && std::is_same_v<core_t, float>) {
-    if (plan.shape == GradientShape::kGrouped) return launch_grouped_gradients(plan, launch, pass);
+    if (is_grouped(plan.shape)) {
+      return launch_grouped_gradients(plan, launch, pass);
+    }
+  }
+  if (plan.shape == GradientShape::kExactBlocks) {
+    return launch_gradients<core_t, 32, kThreeProducts, GradientShape::kExactBlocks>(plan, launch,
+                                                                                     pass);
   }
   if (plan.shape == kExact) {
     return plan.tables.rank == 16
@@ -135,20 +141,29 @@ GradientShape find_shape(const BackwardPlan& plan, const StridedMatrix& grad_out
               grad_output.row_stride % 2 == 0 && is_aligned(grad_output.data, 8);
   bool exact = grad_output.row_stride % 4 == 0 && is_aligned(grad_output.data, 16) &&
                output_rows * (grad_output.row_stride / 4) < kMaxVectors;
+  bool blocks = exact && plan.tables.rank == kGradientRank;
   for (int32_t f = 0; f < plan.group.count; ++f) {
     const TiledFeature& feature = plan.group.features[f];
+    blocks = blocks && feature.q[0] % kGradientQ == 0 && feature.q[1] == kGradientQ &&
+             feature.q[2] == kGradientColumns && feature.r[0] % kGradientRank == 0 &&
+             feature.r[1] % kGradientRank == 0 && feature.output_column % 4 == 0;
     exact = exact && feature.q[0] == kGradientQ && feature.q[1] == kGradientQ &&
             feature.q[2] == plan.tables.rank / kGradientQ && feature.r[0] == plan.tables.rank &&
             feature.r[1] == plan.tables.rank && feature.output_column % 4 == 0;
     even = even && feature.q[2] % 2 == 0 && feature.r[1] % 2 == 0 &&
            (feature.r[0] % 2 == 0 || feature.cores[1] == nullptr) && feature.output_column % 2 == 0;
     for (int k = 0; k < 3; ++k) {
-      exact =
-          exact && is_aligned(feature.cores[k], 16) && is_aligned(plan.targets[f].gradients[k], 16);
+      const bool aligned =
+          is_aligned(feature.cores[k], 16) && is_aligned(plan.targets[f].gradients[k], 16);
+      exact = exact && aligned;
+      blocks = blocks && aligned && feature.cores[k] != nullptr;
       even = even && is_aligned(feature.cores[k], 8) && is_aligned(plan.targets[f].gradients[k], 8);
     }
   }
-  return !even ? GradientShape::kAny : exact ? GradientShape::kExact : GradientShape::kEven;
+  if (!even) return GradientShape::kAny;
+  return exact    ? GradientShape::kExact
+         : blocks ? GradientShape::kExactBlocks
+                  : GradientShape::kEven;
 }
 
 // Whether the warps of the current device multiply in groups, and a block has room for that.
@@ -235,12 +250,15 @@ cudaError_t plan_tiled_backward(const BagBatch& batch, const StridedMatrix& grad
   if (error != cudaSuccess) return error;
   plan->shape = find_shape(*plan, grad_output,
                            batch.pooling_mode == PoolingMode::kNone ? batch.nnz : batch.batch_size);
-  if (plan->shape == GradientShape::kExact && plan->tables.rank == kGradientRank &&
+  const bool has_blocks = plan->shape == GradientShape::kExactBlocks;
+  if ((plan->shape == GradientShape::kExact || has_blocks) && plan->tables.rank == kGradientRank &&
       !plan->three_products && plan->core_type == ElementType::kFloat32) {
     bool is_grouped = false;
     error = read_grouped(&is_grouped);
     if (error != cudaSuccess) return error;
-    if (is_grouped) plan->shape = GradientShape::kGrouped;
+    if (is_grouped) {
+      plan->shape = has_blocks ? GradientShape::kGroupedBlocks : GradientShape::kGrouped;
+    }
   }
   sort.bins = 0;
   for (int32_t f = 0; f < plan->group.count; ++f) {

@@ -23,6 +23,9 @@ enum class GradientShape {
   // As kExact with rank 32, cores of fp32 and one product, on a device of compute capability 9.0,
   // whose warps multiply in groups of four.
   kGrouped,
+  // Tables of such blocks (tiled_backward_block.cuh): q = (4 n, 4, 8), ranks multiples of 32.
+  kExactBlocks,
+  kGroupedBlocks,
   kEven,  // q3 and both ranks are even
   kAny,
 };

@@ -13,10 +13,19 @@
 
 namespace flowtt::cuda {
 
+constexpr bool is_grouped(GradientShape shape) {
+  return shape == GradientShape::kGrouped || shape == GradientShape::kGroupedBlocks;
+}
+
+// Whether tables may have blocks (tiled_backward_block.cuh): not where sizes are known.
+constexpr bool has_blocks(GradientShape shape) {
+  return shape != GradientShape::kExact && shape != GradientShape::kGrouped;
+}
+
 // What a block has in dynamic shared memory.
 template <int kRank, GradientShape kShape>
 struct BackwardShared {
-  std::conditional_t<kShape == GradientShape::kGrouped, GroupTile, BackwardTile<kRank>> tile;
+  std::conditional_t<is_grouped(kShape), GroupTile, BackwardTile<kRank>> tile;
   TileSlot slots[2];  // the tile that is worked on, and the next
   uint2 classes[32];  // see TileQueue
 };
@@ -28,11 +37,6 @@ struct BackwardPass {
   GradientTargets targets[kTiledFeaturesPerLaunch];
 };
 
-// Whether tables may have blocks (tiled_backward_block.cuh): not where sizes are known.
-constexpr bool has_blocks(GradientShape shape) {
-  return shape == GradientShape::kEven || shape == GradientShape::kAny;
-}
-
 // One tile, as the threads of a block see it.
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 class TileGradients {
@@ -41,8 +45,11 @@ class TileGradients {
   // Of the columns of dG2, in tiles of 8, those of a warp.
   static constexpr uint32_t kOwnColumns = kGradientQ * kRank / 8 / kBackwardWarps;
   static_assert(kOwnColumns > 0);
-  static constexpr bool kGrouped = kShape == GradientShape::kGrouped;
-  static constexpr bool kExact = kShape == GradientShape::kExact || kGrouped;
+  static constexpr bool kGrouped = is_grouped(kShape);
+  // The sizes of a block are known, and those of the whole table.
+  static constexpr bool kExact =
+      kShape == GradientShape::kExact || kShape == GradientShape::kExactBlocks || kGrouped;
+  static constexpr bool kWhole = kExact && !has_blocks(kShape);
   static constexpr bool kPairs = kShape != GradientShape::kAny;
   static constexpr uint32_t kExactColumns = kRank / kGradientQ;
   static constexpr bool kFullColumns = kExact && kExactColumns == kGradientColumns;
@@ -98,15 +105,17 @@ class TileGradients {
         grad_(pass.grad_output),
         column_(feature.output_column),
         count_(uniform(slot.count())) {
-    if constexpr (!kExact) {
-      whole_ = {r1_, r2_, q1_, q2_, q3_};
+    if constexpr (!kWhole) {
+      whole_ = {static_cast<uint32_t>(feature.r[0]), static_cast<uint32_t>(feature.r[1]),
+                static_cast<uint32_t>(feature.q[0]), static_cast<uint32_t>(feature.q[1]),
+                static_cast<uint32_t>(feature.q[2])};
       steps_ = 1;
-      if (pass.work.blocks * (r1_ > kRank ? 2 : 1) > 1) enter_block(feature);
+      if (pass.work.blocks * (whole_.r1 > kRank ? 2 : 1) > 1) enter_block(feature);
     }
   }
 
   // Of r1, each kRank elements of it; P and the gradients of G1 and G2 are worked on in so many.
-  __device__ __forceinline__ uint32_t steps() const { return kExact ? 1 : steps_; }
+  __device__ __forceinline__ uint32_t steps() const { return kWhole ? 1 : steps_; }
 
   // P beyond the first step, and the gradients of G1 and G2 of all steps but the first. Called by
   // all threads; have barriers. The first step's G2 has been stored, and is what is stored in the
@@ -228,28 +237,28 @@ class TileGradients {
   }
 
   // From one row, or slice, to the next, in elements: of cores and of their gradients.
-  __device__ __forceinline__ uint32_t first_row() const { return kExact ? kRank : whole_.r1; }
+  __device__ __forceinline__ uint32_t first_row() const { return kWhole ? kRank : whole_.r1; }
   __device__ __forceinline__ uint32_t first_elements() const {
-    return kExact ? kGradientQ * kRank
+    return kWhole ? kGradientQ * kRank
                   : whole_.q1 * (has_unit_second() ? whole_.q2 * whole_.r2 : whole_.r1);
   }
-  __device__ __forceinline__ uint32_t second_columns() const { return kExact ? kRank : whole_.r2; }
+  __device__ __forceinline__ uint32_t second_columns() const { return kWhole ? kRank : whole_.r2; }
   __device__ __forceinline__ uint32_t second_row() const {
-    return kExact ? kGradientQ * kRank : whole_.q2 * whole_.r2;
+    return kWhole ? kGradientQ * kRank : whole_.q2 * whole_.r2;
   }
   __device__ __forceinline__ uint32_t second_elements() const {
-    return kExact ? Tile::kSecondElements : whole_.r1 * second_row();
+    return kWhole ? Tile::kSecondElements : whole_.r1 * second_row();
   }
   __device__ __forceinline__ uint32_t third_row() const {
-    return kExact ? kExactColumns : whole_.q3;
+    return kWhole ? kExactColumns : whole_.q3;
   }
   __device__ __forceinline__ uint32_t third_elements() const {
-    return kExact ? kRank * kExactColumns : whole_.r2 * whole_.q3;
+    return kWhole ? kRank * kExactColumns : whole_.r2 * whole_.q3;
   }
   // Where core k's gradient begins; as the cores, at the block and the step.
   __device__ __forceinline__ float* gradient_of_core(int k) const {
     float* const whole = targets_.gradients[k];
-    return kExact ? whole : whole + offsets_[k];
+    return kWhole ? whole : whole + offsets_[k];
   }
 
   // A table of two cores, seen as one of three whose second is a unit matrix: P is a slice of
@@ -262,11 +271,13 @@ class TileGradients {
   // Narrows everything down to the block of the slot, and to the first step.
   __device__ __forceinline__ void enter_block(const TiledFeature& feature);
   __device__ __forceinline__ void enter_step(uint32_t step);
-  __device__ __forceinline__ bool is_last_step() const { return kExact || step_ + 1 == steps_; }
-  __device__ __forceinline__ bool is_first_step() const { return kExact || step_ == 0; }
+  __device__ __forceinline__ bool is_last_step() const { return kWhole || step_ + 1 == steps_; }
+  __device__ __forceinline__ bool is_first_step() const { return kWhole || step_ == 0; }
 
-  // Starts to load G2[i2].
+  // Starts to load G2[i2], and where the thread loads vectors of rows.
   __device__ __forceinline__ void load_second(OwnSecond& own) const;
+  template <typename Rows>
+  __device__ __forceinline__ void load_second_rows(OwnSecond& loaded, const Rows& own) const;
   // Stores G1 of the warp's entries, as operand of the product that gives dG2.
   __device__ __forceinline__ void store_first(const FirstRows& first) const;
 
@@ -311,6 +322,7 @@ class TileGradients {
   // Where warps multiply in groups of four: the same, from tiled_backward_groups.cuh.
   __device__ __forceinline__ void load_second_by_group(OwnSecond& loaded) const;
   __device__ __forceinline__ void store_second_by_group(const OwnSecond& loaded) const;
+  __device__ __forceinline__ void store_first_by_group(const FirstRows& first) const;
   __device__ __forceinline__ void compute_products_by_group(const FirstRows& first) const;
   __device__ __forceinline__ void add_first_gradients_by_group() const;
   __device__ __forceinline__ SecondSums sum_second_gradient_by_group() const;
@@ -337,7 +349,7 @@ class TileGradients {
   const StridedMatrix& grad_;
   int64_t column_;
   const uint32_t count_;  // of entries
-  // Not kExact: sizes of the table.
+  // Not kWhole: sizes of the table.
   struct WholeSizes {
     uint32_t r1;
     uint32_t r2;

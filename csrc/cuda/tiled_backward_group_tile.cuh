@@ -41,23 +41,23 @@ struct __align__(1024) GroupTile {
 // The vectors of rows of G2[i2] that a thread loads, 8 rows apart, and where their elements go.
 struct GroupSecondRows {
   static constexpr int kRank = GroupTile::kRank;
-  uint32_t element;     // of the slice
+  uint32_t row;  // r1
+  uint32_t j2;
+  uint32_t column;      // r2
   uint32_t place;       // of that element in GroupTile::second
   uint32_t rows_place;  // and in GroupTile::second_rows
 
   __device__ __forceinline__ explicit GroupSecondRows(uint32_t thread) {
     const uint32_t v = thread % 4;
-    const uint32_t row = thread / 4 % 8;
+    row = thread / 4 % 8;
     const uint32_t r2_part = thread / 32 % 2;
-    const uint32_t j2 = thread / 64;
-    element = (row * kGradientQ + j2) * kRank + 16 * r2_part + 4 * v;
+    j2 = thread / 64;
+    column = 16 * r2_part + 4 * v;
     const uint32_t line = (4 * j2 + v % 2 * 2 + r2_part) * 8 + v / 2;
     place = group_line_place(line, 2 * (row % 4)) + row / 4 * 4;
     rows_place = j2 * GroupTile::kOperandBytes + group_line_place(row, r2_part) + v * 4;
   }
-  static constexpr __device__ __forceinline__ uint32_t element_step(uint32_t step) {
-    return step * 8 * kGradientQ * kRank;
-  }
+  static constexpr __device__ __forceinline__ uint32_t row_step(uint32_t step) { return step * 8; }
   // Of column `column` of vector `step`.
   static __device__ __forceinline__ uint32_t place_at(uint32_t place, uint32_t step,
                                                       uint32_t column) {

@@ -11,13 +11,7 @@ template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void
 TileGradients<core_t, kRank, kThreeProducts, kShape>::load_second_by_group(
     OwnSecond& loaded) const {
-  const GroupSecondRows own(threadIdx.x);
-  const core_t* const second =
-      second_ + slot_.i2() * static_cast<int64_t>(Tile::kSecondElements) + own.element;
-#pragma unroll
-  for (uint32_t i = 0; i < kOwnSecond; ++i) {
-    loaded[i] = __ldg(reinterpret_cast<const float4*>(second + GroupSecondRows::element_step(i)));
-  }
+  load_second_rows(loaded, GroupSecondRows(threadIdx.x));
 }
 
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
@@ -43,33 +37,62 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::store_second_by_group(
 
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void
+TileGradients<core_t, kRank, kThreeProducts, kShape>::store_first_by_group(
+    const FirstRows& own_first) const {
+  const uint32_t first = hold(GroupTile::first_lane(g_ / 4, warp_, g_ % 4, t_));
+#pragma unroll
+  for (uint32_t half = 0; half < 2; ++half) {
+#pragma unroll
+    for (uint32_t i = 0; i < kOwnFirst; ++i) {
+      store_at(tile_.first,
+               GroupTile::first_place(first, i / 4, i % 4) + half * 2 * GroupTile::kOperandBytes,
+               Product::operand(own_first.rows[half][i]));
+    }
+  }
+  publish_group_operand();
+}
+
+template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
+__device__ __forceinline__ void
 TileGradients<core_t, kRank, kThreeProducts, kShape>::compute_products_by_group(
     const FirstRows& own_first) const {
   // Rows g and g + 8, elements r1 = 4 t + s and then 16 + 4 t + s.
   float a[2][kOwnFirst];
   const uint32_t j1 = g_ % 4;
-  const uint32_t first = hold(GroupTile::first_lane(g_ / 4, warp_, j1, t_));
 #pragma unroll
   for (uint32_t half = 0; half < 2; ++half) {
 #pragma unroll
     for (uint32_t i = 0; i < kOwnFirst; ++i) {
       a[half][i] = Product::operand(own_first.rows[half][i]);
-      store_at(tile_.first,
-               GroupTile::first_place(first, i / 4, i % 4) + half * 2 * GroupTile::kOperandBytes,
-               a[half][i]);
     }
     const uint32_t slot = g_ / 4 + 2 * half;
     if (targets_.touched[0] != nullptr && has_entry(slot) && j1 == 0 && t_ == 0) {
       targets_.touched[0][entry(slot).i1] = 1;
     }
   }
-  publish_group_operand();
+  store_first_by_group(own_first);
   const uint32_t product =
       hold(entry_number(g_ / 4) * Tile::kEntryBytes + Tile::product_pair_lane(j1, t_));
+  const auto place_of_pair = [&](uint32_t tile, uint32_t half) {
+    return Tile::product_pair_place(product, tile / kHalves, tile % kHalves) +
+           half * 2 * kBackwardWarps * Tile::kEntryBytes;
+  };
 #pragma unroll
   for (uint32_t columns = 0; columns < 2; ++columns) {
     constexpr uint32_t kTiles = 8;
     float c[kTiles][4] = {};
+    if (!is_first_step()) {
+#pragma unroll
+      for (uint32_t tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+        for (uint32_t half = 0; half < 2; ++half) {
+          const float2 before =
+              load_at<float2>(tile_.products, place_of_pair(columns * kTiles + tile, half));
+          c[tile][2 * half] = before.x;
+          c[tile][2 * half + 1] = before.y;
+        }
+      }
+    }
     start_group_products();
 #pragma unroll
     for (uint32_t s = 0; s < 4; ++s) {
@@ -80,18 +103,16 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::compute_products_by_group(
     finish_group_products();
 #pragma unroll
     for (uint32_t tile = 0; tile < kTiles; ++tile) {
-      const uint32_t u = (columns * kTiles + tile) / kHalves;
 #pragma unroll
       for (uint32_t half = 0; half < 2; ++half) {
-        store_at(tile_.products,
-                 Tile::product_pair_place(product, u, tile % kHalves) +
-                     half * 2 * kBackwardWarps * Tile::kEntryBytes,
-                 make_float2(Product::operand(c[tile][2 * half]),
-                             Product::operand(c[tile][2 * half + 1])));
+        const float2 pair = make_float2(c[tile][2 * half], c[tile][2 * half + 1]);
+        store_at(tile_.products, place_of_pair(columns * kTiles + tile, half),
+                 is_last_step() ? make_float2(Product::operand(pair.x), Product::operand(pair.y))
+                                : pair);
       }
     }
   }
-  clear_missing_products();
+  if (is_last_step()) clear_missing_products();
 }
 
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
@@ -129,8 +150,9 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::add_first_gradients_by_gro
   for (uint32_t half = 0; half < 2; ++half) {
     const uint32_t slot = g_ / 4 + 2 * half;
     if (!has_entry(slot)) continue;
-    float* const target =
-        targets_.gradients[0] + (int64_t{entry(slot).i1} * kGradientQ + g_ % 4) * kRank + 2 * t_;
+    float* const target = gradient_of_core(0) +
+                          entry(slot).i1 * static_cast<int64_t>(first_elements()) +
+                          g_ % 4 * first_row() + 2 * t_;
 #pragma unroll
     for (uint32_t n = 0; n < 4; ++n) {
       add_pair(target + 8 * n, make_float2(c[n][2 * half], c[n][2 * half + 1]));
@@ -176,16 +198,16 @@ template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void
 TileGradients<core_t, kRank, kThreeProducts, kShape>::add_second_gradient_by_group(
     const SecondSums& sums) const {
-  float* const target = targets_.gradients[1] +
-                        ((int64_t{slot_.i2()} * kRank + 4 * t_) * kGradientQ + warp_ / 2) * kRank +
-                        warp_ % 2 * 16 + 2 * g_;
+  float* const target = gradient_of_core(1) + slot_.i2() * static_cast<int64_t>(second_elements()) +
+                        4 * t_ * second_row() + warp_ / 2 * second_columns() + warp_ % 2 * 16 +
+                        2 * g_;
 #pragma unroll
   for (uint32_t n = 0; n < 4; ++n) {
 #pragma unroll
     for (uint32_t e = 0; e < 2; ++e) {
       const uint32_t r1 = 16 * (n / 2) + 2 * (n % 2) + e;
       const float (&tile)[4] = sums.columns[n / 2][n % 2];
-      add_pair(target + r1 * kGradientQ * kRank, make_float2(tile[e], tile[2 + e]));
+      add_pair(target + r1 * second_row(), make_float2(tile[e], tile[2 + e]));
     }
   }
   if (targets_.touched[1] != nullptr && threadIdx.x == 0) targets_.touched[1][slot_.i2()] = 1;

@@ -35,7 +35,7 @@ cudaError_t launch_gradients(const BackwardPlan& plan, const TiledLaunch& launch
                        plan.sort.dependent_launch, launch.stream, launch.plan.group, pass);
 }
 
-// With plan.shape == GradientShape::kGrouped, from a file that is compiled for sm_90a.
+// With a plan.shape whose warps multiply in groups, from a file that is compiled for sm_90a.
 cudaError_t launch_grouped_gradients(const BackwardPlan& plan, const TiledLaunch& launch,
                                      const BackwardPass& pass);
 

@@ -13,10 +13,13 @@ __device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kSh
   const GradientBlocks blocks(feature.q, feature.r, kRank);
   const GradientBlock block(blocks, slot_.block, kRank);
   steps_ = blocks.steps;
-  q1_ = min(whole_.q1 - block.first_q1, static_cast<uint32_t>(kGradientQ));
-  q2_ = min(whole_.q2 - block.first_q2, static_cast<uint32_t>(kGradientQ));
-  q3_ = min(whole_.q3 - block.first_q3, static_cast<uint32_t>(kGradientColumns));
-  r2_ = min(whole_.r2 - block.first_r2, static_cast<uint32_t>(kRank));
+  if constexpr (!kExact) {
+    q1_ = min(whole_.q1 - block.first_q1, static_cast<uint32_t>(kGradientQ));
+    q2_ = min(whole_.q2 - block.first_q2, static_cast<uint32_t>(kGradientQ));
+    q3_ = min(whole_.q3 - block.first_q3, static_cast<uint32_t>(kGradientColumns));
+    r1_ = min(whole_.r1, static_cast<uint32_t>(kRank));
+    r2_ = min(whole_.r2 - block.first_r2, static_cast<uint32_t>(kRank));
+  }
   offsets_[0] = block.first_q1 * first_row();
   offsets_[1] = block.first_q2 * second_columns() + block.first_r2;
   if (has_unit_second()) offsets_[0] = block.first_q1 * second_row() + offsets_[1];
@@ -24,8 +27,7 @@ __device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kSh
   first_ += offsets_[0];
   if (!has_unit_second()) second_ += offsets_[1];
   third_ += offsets_[2];
-  column_ += row_column({block.first_q1, block.first_q2, block.first_q3});
-  r1_ = min(whole_.r1, static_cast<uint32_t>(kRank));
+  column_ += (block.first_q1 * whole_.q2 + block.first_q2) * whole_.q3 + block.first_q3;
 }
 
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
@@ -39,14 +41,14 @@ __device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kSh
   second_ += static_cast<int64_t>(second_to) - second_from;
   offsets_[0] += to - from;
   offsets_[1] += second_to - second_from;
-  r1_ = min(whole_.r1 - to, static_cast<uint32_t>(kRank));
+  if constexpr (!kExact) r1_ = min(whole_.r1 - to, static_cast<uint32_t>(kRank));
   step_ = step;
 }
 
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void
 TileGradients<core_t, kRank, kThreeProducts, kShape>::compute_product_steps() {
-  if constexpr (!kExact) {
+  if constexpr (!kWhole) {
 #pragma unroll 1
     for (uint32_t step = 1; step < steps_; ++step) {
       enter_step(step);
@@ -64,7 +66,7 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::compute_product_steps() {
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void
 TileGradients<core_t, kRank, kThreeProducts, kShape>::add_gradient_steps() {
-  if constexpr (!kExact) {
+  if constexpr (!kWhole) {
 #pragma unroll 1
     for (uint32_t step = steps_ - 1; step > 0; --step) {
       add_first_gradients();

@@ -34,20 +34,24 @@ __device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kSh
 }
 
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
+template <typename Rows>
+__device__ __forceinline__ void
+TileGradients<core_t, kRank, kThreeProducts, kShape>::load_second_rows(OwnSecond& loaded,
+                                                                       const Rows& own) const {
+  const core_t* const second = second_ + slot_.i2() * static_cast<int64_t>(second_elements()) +
+                               own.row * second_row() + own.j2 * second_columns() + own.column;
+#pragma unroll
+  for (uint32_t i = 0; i < kOwnSecond; ++i) {
+    loaded[i] = __ldg(reinterpret_cast<const float4*>(second + Rows::row_step(i) * second_row()));
+  }
+}
+
+template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kShape>::load_second(
     OwnSecond& loaded) const {
   if constexpr (kGrouped) return load_second_by_group(loaded);
   if (has_unit_second()) return;
-  if constexpr (kSecondByRows) {
-    const SecondRows own(threadIdx.x);
-    const core_t* const second =
-        second_ + slot_.i2() * static_cast<int64_t>(Tile::kSecondElements) + own.element;
-#pragma unroll
-    for (uint32_t i = 0; i < kOwnSecond; ++i) {
-      loaded[i] = __ldg(reinterpret_cast<const float4*>(second + SecondRows::element_step(i)));
-    }
-    return;
-  }
+  if constexpr (kSecondByRows) return load_second_rows(loaded, SecondRows(threadIdx.x));
   const SecondVector<kRank> v(threadIdx.x);
   const core_t* const second = second_ + slot_.i2() * static_cast<int64_t>(second_elements()) +
                                v.r1 * static_cast<int64_t>(second_row()) + v.j2 * second_columns() +
@@ -132,6 +136,7 @@ __device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kSh
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kShape>::store_first(
     const FirstRows& own_first) const {
+  if constexpr (kGrouped) return store_first_by_group(own_first);
   const uint32_t first = hold(Tile::first_element_lane(entry_number(g_ / 4), g_ % 4, t_));
 #pragma unroll
   for (uint32_t half = 0; half < 2; ++half) {

@@ -254,22 +254,25 @@ struct SecondVector {
 // what they store meets in no bank.
 struct SecondRows {
   static constexpr int kRank = 32;
-  uint32_t element;  // of the slice
-  uint32_t place;    // of that element, in bytes
+  uint32_t row;  // r1
+  uint32_t j2;
+  uint32_t column;  // r2
+  uint32_t place;   // of that element, in bytes
 
   __device__ __forceinline__ explicit SecondRows(uint32_t thread) {
     const uint32_t v = thread % 4;  // of the vectors of a row
     const uint32_t i = thread / 4 % 4;
     const uint32_t t = thread / 16 % 2 * 2;
     const uint32_t r2_part = thread / 32 % 2;
-    const uint32_t j2 = thread / 64;
-    element = ((kRank / 4 * t + i) * kGradientQ + j2) * kRank + 16 * r2_part + 4 * v;
+    j2 = thread / 64;
+    row = kRank / 4 * t + i;
+    column = 16 * r2_part + 4 * v;
     const uint32_t column_tile = (2 * j2 + v % 2) * 2 + r2_part;
     place = column_tile * 2 * kWarpBytes + ((v / 2 * 4 + t) ^ v % 2) * kVectorBytes + i * 4;
   }
   // From the first vector to vector `step`: 4 and then 8 rows below.
-  static constexpr __device__ __forceinline__ uint32_t element_step(uint32_t step) {
-    return (step % 2 * 4 + step / 2 * 8) * kGradientQ * kRank;
+  static constexpr __device__ __forceinline__ uint32_t row_step(uint32_t step) {
+    return step % 2 * 4 + step / 2 * 8;
   }
   // Of column `column` of vector `step`.
   static __device__ __forceinline__ uint32_t place_at(uint32_t place, uint32_t step,

@@ -16,7 +16,7 @@ from tests.gpu.expected import assert_matches, expect
 
 TILED = ["16x4", "16x8", "32x4", "32x8", "padded", "one row"]
 # Worked on in blocks.
-BLOCKS = ["wide 32", "wide 64", "wide 96", "wide 128", "wide, 512 columns"]
+BLOCKS = ["wide 32", "wide 64", "wide 96", "wide 128", "wide, whole blocks", "wide, 512 columns"]
 BLOCKS += ["2 cores, rank 32", "2 cores, rank 64", "2 cores, rank 128"]
 BLOCKS += ["4 cores", "4 cores, odd", "4 cores, ranks 64", "4 cores, one column"]
 ORDERS = list(Order)
@@ -69,6 +69,15 @@ def test_one_product(name: str, capability: int) -> None:
 def test_blocks(name: str, allow_tf32: bool) -> None:
     call = make_call([TABLES[name]], batch_size=40, max_length=6, weighted=True, pooling_mode=MEAN)
     check(call, Device(3, order=Order.BURSTS), allow_tf32=allow_tf32)
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_whole_blocks(capability: int, dtype: torch.dtype) -> None:
+    table = TABLES["wide, whole blocks"]
+    call = make_call([table], batch_size=150, max_length=6, weighted=True, dtype=dtype)
+    for allow_tf32 in (False, True):
+        check(call, Device(3, capability, Order.RANDOM), allow_tf32=allow_tf32)
 
 
 @pytest.mark.parametrize("name", ["32x8", "padded", "wide 64", "2 cores, rank 64", "4 cores, odd"])
