@@ -233,7 +233,7 @@ std::vector<int64_t> differentiate_tiled_features(const CudaCall& call,
     }
     const cuda::BackwardPlan of_four_cores = plan;
     Tensor pairs;
-    if (plan.tables.has_pairs) {
+    if (plan.tables.cores == 4) {
       pairs = call.empty(cuda::pair_bytes(of_four_cores), ScalarType::Byte);
       call.check(cuda::launch_pairs(of_four_cores, pairs.mutable_data_ptr(), call.stream(), &plan));
     }
@@ -241,7 +241,7 @@ std::vector<int64_t> differentiate_tiled_features(const CudaCall& call,
     Tensor workspace = call.empty(static_cast<int64_t>(plan.workspace_bytes), ScalarType::Byte);
     call.check(cuda::launch_tiled_backward(plan, arguments.bags, grad_output,
                                            workspace.mutable_data_ptr(), call.stream()));
-    if (plan.tables.has_pairs) {
+    if (plan.tables.cores == 4) {
       call.check(
           cuda::launch_pair_gradients(of_four_cores, pairs.mutable_data_ptr(), call.stream()));
     }

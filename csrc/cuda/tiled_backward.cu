@@ -110,6 +110,14 @@ cudaError_t launch_precision(const BackwardPlan& plan, const TiledLaunch& launch
                ? launch_gradients<core_t, 16, kThreeProducts, kExact>(plan, launch, pass)
                : launch_gradients<core_t, 32, kThreeProducts, kExact>(plan, launch, pass);
   }
+  if (plan.shape == GradientShape::kTwoCoresEven) {
+    return launch_gradients<core_t, 32, kThreeProducts, GradientShape::kTwoCoresEven>(plan, launch,
+                                                                                      pass);
+  }
+  if (plan.shape == GradientShape::kTwoCoresAny) {
+    return launch_gradients<core_t, 32, kThreeProducts, GradientShape::kTwoCoresAny>(plan, launch,
+                                                                                     pass);
+  }
   if (plan.tables.rank == 16) {
     return plan.shape == kEven
                ? launch_gradients<core_t, 16, kThreeProducts, kEven>(plan, launch, pass)
@@ -159,6 +167,9 @@ GradientShape find_shape(const BackwardPlan& plan, const StridedMatrix& grad_out
       blocks = blocks && aligned && feature.cores[k] != nullptr;
       even = even && is_aligned(feature.cores[k], 8) && is_aligned(plan.targets[f].gradients[k], 8);
     }
+  }
+  if (plan.tables.cores == 2) {
+    return even ? GradientShape::kTwoCoresEven : GradientShape::kTwoCoresAny;
   }
   if (!even) return GradientShape::kAny;
   return exact    ? GradientShape::kExact
@@ -211,9 +222,10 @@ GradientClass gradient_class(const TableShape& shape) {
   GradientTargets targets{};
   set_three_gradient_cores(&feature, &targets);
   GradientClass tables{};
-  tables.has_pairs = shape.num_cores == 4;
-  if (tables.has_pairs) set_three_cores(&feature);
-  tables.rank = std::max(feature.r[0], feature.r[1]) > 16 ? kGradientRank : 16;
+  tables.cores = shape.num_cores;
+  if (tables.cores == 4) set_three_cores(&feature);
+  // Two cores have kernels of one rank.
+  tables.rank = tables.cores == 2 || std::max(feature.r[0], feature.r[1]) > 16 ? kGradientRank : 16;
   tables.blocks = static_cast<int32_t>(GradientBlocks(feature.q, feature.r, tables.rank).all());
   return tables;
 }

@@ -16,8 +16,9 @@ struct GradientTargets {
   uint8_t* touched[kMaxCores];  // a byte for each slice; null when nobody asks
 };
 
-// What the kernels may rely on. But for kAny, rows of grad_output are fp32, and elements of a pair
-// of columns are neighbours and aligned to both, in it, in the cores and in the targets.
+// What the kernels may rely on. But for kAny and kTwoCoresAny, rows of grad_output are fp32, and
+// elements of a pair of columns are neighbours and aligned to both, in it, in the cores and in the
+// targets.
 enum class GradientShape {
   kExact,  // q = (4, 4, rank / 4), ranks as padded; vectors of four columns are neighbours, aligned
   // As kExact with rank 32, cores of fp32 and one product, on a device of compute capability 9.0,
@@ -28,6 +29,8 @@ enum class GradientShape {
   kGroupedBlocks,
   kEven,  // q3 and both ranks are even
   kAny,
+  kTwoCoresEven,  // as kEven and kAny, of tables of two cores (tiled_backward_two_cores.cuh)
+  kTwoCoresAny,
 };
 
 // A multiple of 16 bytes, aligned to them.
@@ -38,9 +41,9 @@ struct ClearedMemory {
 
 // Tables of one class share launches.
 struct GradientClass {
+  int32_t cores;
   int32_t rank;    // both ranks, padded to 16 or to multiples of 32: 16 or 32
   int32_t blocks;  // see tiled_backward_block.cuh
-  bool has_pairs;  // of four cores, see suffix_gradients.cuh
   auto operator<=>(const GradientClass&) const = default;
 };
 

@@ -50,7 +50,10 @@ class TileGradients {
   static constexpr bool kExact =
       kShape == GradientShape::kExact || kShape == GradientShape::kExactBlocks || kGrouped;
   static constexpr bool kWhole = kExact && !has_blocks(kShape);
-  static constexpr bool kPairs = kShape != GradientShape::kAny;
+  static constexpr bool kTwoCores =
+      kShape == GradientShape::kTwoCoresEven || kShape == GradientShape::kTwoCoresAny;
+  static constexpr bool kPairs =
+      kShape != GradientShape::kAny && kShape != GradientShape::kTwoCoresAny;
   static constexpr uint32_t kExactColumns = kRank / kGradientQ;
   static constexpr bool kFullColumns = kExact && kExactColumns == kGradientColumns;
   // Half of them: a row is as wide as the shortest product is deep.
@@ -107,15 +110,13 @@ class TileGradients {
         count_(uniform(slot.count())) {
     if constexpr (!kWhole) {
       whole_ = {static_cast<uint32_t>(feature.r[0]), static_cast<uint32_t>(feature.r[1]),
-                static_cast<uint32_t>(feature.q[0]), static_cast<uint32_t>(feature.q[1]),
-                static_cast<uint32_t>(feature.q[2])};
+                static_cast<uint32_t>(feature.q[0]),
+                kExact ? kGradientQ : static_cast<uint32_t>(feature.q[1]),
+                kExact ? kExactColumns : static_cast<uint32_t>(feature.q[2])};
       steps_ = 1;
       if (pass.work.blocks * (whole_.r1 > kRank ? 2 : 1) > 1) enter_block(feature);
     }
   }
-
-  // Of r1, each kRank elements of it; P and the gradients of G1 and G2 are worked on in so many.
-  __device__ __forceinline__ uint32_t steps() const { return kWhole ? 1 : steps_; }
 
   // P beyond the first step, and the gradients of G1 and G2 of all steps but the first. Called by
   // all threads; have barriers. The first step's G2 has been stored, and is what is stored in the
@@ -240,20 +241,20 @@ class TileGradients {
   __device__ __forceinline__ uint32_t first_row() const { return kWhole ? kRank : whole_.r1; }
   __device__ __forceinline__ uint32_t first_elements() const {
     return kWhole ? kGradientQ * kRank
-                  : whole_.q1 * (has_unit_second() ? whole_.q2 * whole_.r2 : whole_.r1);
+                  : whole_.q1 * (kTwoCores ? whole_.q2 * whole_.r2 : whole_.r1);
   }
   __device__ __forceinline__ uint32_t second_columns() const { return kWhole ? kRank : whole_.r2; }
   __device__ __forceinline__ uint32_t second_row() const {
-    return kWhole ? kGradientQ * kRank : whole_.q2 * whole_.r2;
+    return kWhole ? kGradientQ * kRank : (kExact ? kGradientQ : whole_.q2) * whole_.r2;
   }
   __device__ __forceinline__ uint32_t second_elements() const {
     return kWhole ? Tile::kSecondElements : whole_.r1 * second_row();
   }
   __device__ __forceinline__ uint32_t third_row() const {
-    return kWhole ? kExactColumns : whole_.q3;
+    return kExact ? kExactColumns : whole_.q3;
   }
   __device__ __forceinline__ uint32_t third_elements() const {
-    return kWhole ? kRank * kExactColumns : whole_.r2 * whole_.q3;
+    return kWhole ? kRank * kExactColumns : whole_.r2 * third_row();
   }
   // Where core k's gradient begins; as the cores, at the block and the step.
   __device__ __forceinline__ float* gradient_of_core(int k) const {
@@ -261,10 +262,7 @@ class TileGradients {
     return kWhole ? whole : whole + offsets_[k];
   }
 
-  // A table of two cores, seen as one of three whose second is a unit matrix: P is a slice of
-  // core 1.
-  __device__ __forceinline__ bool has_unit_second() const { return !kExact && second_ == nullptr; }
-  // Of such a table: P of the warp's entries, and what becomes of dP.
+  // Of two cores: P of the warp's entries, and what becomes of dP.
   __device__ __forceinline__ void load_products() const;
   __device__ __forceinline__ void add_product_gradients() const;
 

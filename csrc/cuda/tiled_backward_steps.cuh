@@ -22,10 +22,10 @@ __device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kSh
   }
   offsets_[0] = block.first_q1 * first_row();
   offsets_[1] = block.first_q2 * second_columns() + block.first_r2;
-  if (has_unit_second()) offsets_[0] = block.first_q1 * second_row() + offsets_[1];
+  if constexpr (kTwoCores) offsets_[0] = block.first_q1 * second_row() + offsets_[1];
   offsets_[2] = block.first_r2 * third_row() + block.first_q3;
   first_ += offsets_[0];
-  if (!has_unit_second()) second_ += offsets_[1];
+  if constexpr (!kTwoCores) second_ += offsets_[1];
   third_ += offsets_[2];
   column_ += (block.first_q1 * whole_.q2 + block.first_q2) * whole_.q3 + block.first_q3;
 }

@@ -50,7 +50,7 @@ template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kShape>::load_second(
     OwnSecond& loaded) const {
   if constexpr (kGrouped) return load_second_by_group(loaded);
-  if (has_unit_second()) return;
+  if constexpr (kTwoCores) return;
   if constexpr (kSecondByRows) return load_second_rows(loaded, SecondRows(threadIdx.x));
   const SecondVector<kRank> v(threadIdx.x);
   const core_t* const second = second_ + slot_.i2() * static_cast<int64_t>(second_elements()) +
@@ -107,7 +107,7 @@ template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kShape>::store_second(
     const OwnSecond& loaded) const {
   if constexpr (kGrouped) return store_second_by_group(loaded);
-  if (has_unit_second()) return;
+  if constexpr (kTwoCores) return;
   if constexpr (kSecondByRows) {
     const SecondRows own(threadIdx.x);
     const uint32_t place = hold(own.place);
@@ -154,7 +154,7 @@ __device__ __forceinline__ void
 TileGradients<core_t, kRank, kThreeProducts, kShape>::compute_products(
     const FirstRows& own_first) const {
   if constexpr (kGrouped) return compute_products_by_group(own_first);
-  if (has_unit_second()) return load_products();
+  if constexpr (kTwoCores) return load_products();
   const uint32_t j1 = g_ % 4;
   const uint32_t number = entry_number(g_ / 4);  // and that of the slot after the next
   constexpr uint32_t kTwoSlots = 2 * kBackwardWarps;
@@ -240,7 +240,7 @@ template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void
 TileGradients<core_t, kRank, kThreeProducts, kShape>::add_first_gradients() const {
   if constexpr (kGrouped) return add_first_gradients_by_group();
-  if (has_unit_second()) return add_product_gradients();
+  if constexpr (kTwoCores) return add_product_gradients();
   float c[kHalves][2][4] = {};  // [r1 = 16 m + 2 g and + 1][two slots, columns 2 t and + 1]
   const uint32_t gradient =
       hold(entry_number(g_ / 4) * Tile::kEntryBytes + Tile::gradient_place(g_ % 4, 0, t_));
@@ -298,7 +298,7 @@ __device__ __forceinline__ typename TileGradients<core_t, kRank, kThreeProducts,
 TileGradients<core_t, kRank, kThreeProducts, kShape>::sum_second_gradient() const {
   if constexpr (kGrouped) return sum_second_gradient_by_group();
   SecondSums sums = {};
-  if (has_unit_second()) return sums;
+  if constexpr (kTwoCores) return sums;
   const ColumnTile columns(warp_, 0);
   static_assert(kRank / 8 % kOwnColumns == 0, "a warp's columns have one j2");
   uint32_t first = hold(Tile::first_lane(lane_));
@@ -341,7 +341,7 @@ __device__ __forceinline__ void
 TileGradients<core_t, kRank, kThreeProducts, kShape>::add_second_gradient(
     const SecondSums& sums) const {
   if constexpr (kGrouped) return add_second_gradient_by_group(sums);
-  if (has_unit_second()) return;
+  if constexpr (kTwoCores) return;
   const ColumnTile columns(warp_, 0);
   const uint32_t r2 = columns.r2 + 2 * t_;
   float* const target = gradient_of_core(1) + slot_.i2() * static_cast<int64_t>(second_elements()) +
