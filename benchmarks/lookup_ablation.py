@@ -21,7 +21,7 @@ from lookup_modes import DISABLE_VARIABLE, MECHANISMS, Mode, disabled_mechanisms
 from lookup_options import (
     add_measurement_options,
     chosen_device,
-    forward_plan,
+    warm_plan,
     workload_argument,
 )
 from lookup_records import add_ratios, write_records
@@ -124,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"the kernels ignore {DISABLE_VARIABLE}: nothing to compare", file=sys.stderr)
         return 1
     torch.manual_seed(0)
-    runner = Runner(forward_plan(options, _SAMPLED_LOOKUPS), options.index_sets, device)
+    runner = Runner(warm_plan(options, _SAMPLED_LOOKUPS), options.index_sets, device)
     modes = select_modes(options.contenders)
     records: list[Record] = []
     for workload in options.workloads:

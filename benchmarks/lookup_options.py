@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -105,10 +105,12 @@ def changed_shape(options: argparse.Namespace) -> dict[str, object]:
     }
 
 
-def forward_plan(options: argparse.Namespace, sampled_lookups: int) -> Plan:
-    """Forward passes with a warm cache, one and several to a CUDA graph."""
+def warm_plan(
+    options: argparse.Namespace, sampled_lookups: int, phases: Sequence[str] = ("forward",)
+) -> Plan:
+    """Passes with a warm cache, one and several to a CUDA graph."""
     return Plan(
-        phases=("forward",),
+        phases=tuple(phases),
         timings=("graph", "chain"),
         colds=(False,),
         repetitions=options.repetitions,

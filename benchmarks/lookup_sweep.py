@@ -4,8 +4,8 @@
 
 Everything varies one property of a workload (``--workload``, W1 unless said otherwise) and leaves
 the others. Contenders are checked against float64 before they are timed. FBGEMM's uncompressed
-tables are there where they can differ: over columns and batch sizes. Forward passes with a warm
-cache in CUDA graphs; `benchmarks/lookup.py` has training and cold caches.
+tables are there where they can differ: over columns and batch sizes. Forward passes and training
+steps with a warm cache in CUDA graphs; `benchmarks/lookup.py` has cold caches.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from collections.abc import Sequence
 
 import torch
 from lookup_measurement import Record
-from lookup_modes import select_modes
+from lookup_modes import PHASES, select_modes
 from lookup_options import (
     add_measurement_options,
     chosen_device,
-    forward_plan,
+    warm_plan,
     workload_argument,
 )
 from lookup_records import add_ratios, write_records
@@ -68,6 +68,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     add("--columns", type=int, nargs="*", default=[16, 32, 64, 128, 256])
     add("--cores", type=int, nargs="*", default=[2, 3, 4])
     add("--batch-sizes", type=int, nargs="*", default=[4**power for power in range(4, 11)])
+    add("--phases", nargs="+", choices=PHASES, default=PHASES)
     add_measurement_options(parser, _CONTENDERS, index_sets=4, repetitions=32)
     return parser.parse_args(arguments)
 
@@ -76,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the sweeps from the command line; 1 if a contender was wrong or failed."""
     options = parse_arguments(arguments)
     torch.manual_seed(0)
-    plan = forward_plan(options, _SAMPLED_LOOKUPS)
+    plan = warm_plan(options, _SAMPLED_LOOKUPS, options.phases)
     runner = Runner(plan, options.index_sets, chosen_device(options))
     modes = select_modes(options.contenders)
     records: list[Record] = []

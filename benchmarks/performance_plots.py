@@ -28,9 +28,12 @@ _FLOOR = {"color": "#555555", "linestyle": "--", "linewidth": 1.2}
 _WARM = {"timing": "graph", "cold": False, "phase": "forward"}
 
 
-def plot_sweep(records: Sequence[Record], sweep: str, label: str, path: Path) -> None:
+def plot_sweep(
+    records: Sequence[Record], sweep: str, label: str, path: Path, phase: str = "forward"
+) -> None:
     """Time over the values of a sweep, both logarithmic, with the floors."""
-    chosen = [record for record in select(records, **_WARM) if sweep in record["sweeps"]]
+    warm = select(records, **{**_WARM, "phase": phase})
+    chosen = [record for record in warm if sweep in record["sweeps"]]
     values = sorted({record["sweeps"][sweep] for record in chosen})
     figure, axes = _figure(6.4, 4.0)
     for column, style in _STYLES.items():
@@ -46,7 +49,7 @@ def plot_sweep(records: Sequence[Record], sweep: str, label: str, path: Path) ->
     axes.set_yscale("log")
     axes.set_xticks(values, [_short(value) for value in values])
     axes.set_xlabel(label)
-    axes.set_ylabel("forward, us")
+    axes.set_ylabel("forward, us" if phase == "forward" else "training step, us")
     _plain_numbers(axes)
     axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     _save(figure, path)

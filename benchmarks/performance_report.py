@@ -21,6 +21,7 @@ from performance_provenance import Record, provenance
 
 _WARM = {"phase": "forward", "timing": "graph", "cold": False}
 _CHAINED = {**_WARM, "timing": "chain"}
+_TRAINING = {**_WARM, "phase": "training"}
 _SWEEPS = {
     "batch": ("Batch size", "bags of one lookup"),
     "ranks": ("Ranks", "TT ranks (r, r)"),
@@ -65,7 +66,7 @@ def lookup_sections(records: Sequence[Record], folder: Path) -> list[str]:
             "Cold: a buffer larger than the L2 cache was read before each:",
             tables.times_table(cold),
         ]
-    training = tables.select(records, phase="training", timing="graph", cold=False)
+    training = tables.select(records, **_TRAINING)
     if training:
         sections += [
             "## Training step",
@@ -100,6 +101,14 @@ def sweep_sections(records: Sequence[Record], folder: Path) -> list[str]:
             tables.sweep_table(records, sweep, label, **_WARM),
             f"![time of a forward by {label}]({folder.name}/{sweep}.svg)",
         ]
+        if any(sweep in record["sweeps"] for record in tables.select(records, **_TRAINING)):
+            plot = folder / f"{sweep}_training.svg"
+            plots.plot_sweep(records, sweep, label, plot, phase="training")
+            sections += [
+                "A training step (forward, backward, SGD) as a graph, warm, us:",
+                tables.sweep_table(records, sweep, label, **_TRAINING),
+                f"![time of a training step by {label}]({folder.name}/{plot.name})",
+            ]
     return sections
 
 

@@ -56,6 +56,7 @@ def test_every_point_of_every_sweep_is_measured(sweep: ModuleType, tmp_path: Pat
         frozenset({"columns"}),
         frozenset({"batch"}),
     }
+    assert {r["phase"] for r in records} == {"forward", "training"}
     assert {r["precision"] for r in records if r["contender"] == "flowtt"} == {
         "fp32",
         "tf32",

@@ -21,6 +21,16 @@ TABLES = {
     "many rows": Table((4000, 1500, 2000), (4, 2, 4), (8, 12)),
     "few slices": Table((2, 3, 40_000), (4, 4, 8), (32, 32)),
 }
+# In blocks, see docs/kernels.md.
+BLOCKS = {
+    "whole blocks": Table((60, 70, 80), (8, 4, 8), (64, 96)),
+    "rank 128": Table((60, 70, 80), (4, 4, 4), (128, 128)),
+    "blocks": Table((40, 50, 60), (5, 6, 12), (50, 37)),
+    "two cores": Table((3162, 3163), (8, 16), (32,), 10_000_000),
+    "two cores, odd": Table((900, 1100), (7, 9), (45,)),
+    "four cores": Table((56, 56, 56, 57), (4, 2, 4, 4), (32, 32, 32), 10_000_000),
+    "four cores, odd": Table((20, 21, 22, 23), (3, 5, 3, 2), (17, 20, 9)),
+}
 THREE_PRODUCTS = 1e-5
 ONE_PRODUCT = 1e-3
 
@@ -51,10 +61,18 @@ def test_tables(name: str, allow_tf32: bool) -> None:
     assert_near(call, call.grad_output(), allow_tf32)
 
 
+@pytest.mark.parametrize("allow_tf32", [False, True])
+@pytest.mark.parametrize("name", BLOCKS)
+def test_blocks(name: str, allow_tf32: bool) -> None:
+    call = make_call([BLOCKS[name]], batch_size=1_500, max_length=3, weighted=True, device="cuda")
+    assert_near(call, call.grad_output(), allow_tf32)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", ["exact", "any"])
+@pytest.mark.parametrize("name", ["exact", "any", "whole blocks", "two cores", "four cores"])
 def test_16_bit_cores(name: str, dtype: torch.dtype) -> None:
-    call = make_call([TABLES[name]], batch_size=5_000, dtype=dtype, weighted=True, device="cuda")
+    table, batch_size = (TABLES[name], 5_000) if name in TABLES else (BLOCKS[name], 1_000)
+    call = make_call([table], batch_size=batch_size, dtype=dtype, weighted=True, device="cuda")
     assert_near(call, call.grad_output(), allow_tf32=True)
 
 
