@@ -31,6 +31,7 @@ _SPIN_CYCLES_PER_SECOND = 2e9  # at least the clock rate of today's cards
 _LONGEST_SPIN_SECONDS = 4.0
 _CALLS_PER_SPIN = 16  # few enough that their kernels fit into the launch queue
 _LEAST_CALLS = 4  # of a measurement whose calls take long
+_HOST_ROUNDS = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +59,17 @@ def wall_times(calls: Sequence[Call], repetitions: int, synchronize: Call) -> li
         times.append((time.perf_counter() - start) * 1e6)
     synchronize()
     return times
+
+
+def host_time(calls: Sequence[Call], repetitions: int, synchronize: Call) -> float:
+    """Microseconds of the host's until a call returns: the least of several rounds' medians.
+
+    What else the host is doing meanwhile takes whole rounds longer, by up to twice, and none less.
+    """
+    rounds = [
+        statistics.median(wall_times(calls, repetitions, synchronize)) for _ in range(_HOST_ROUNDS)
+    ]
+    return min(rounds)
 
 
 def capture(groups: Sequence[Sequence[Call]]) -> list[torch.cuda.CUDAGraph]:

@@ -8,7 +8,7 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
-from device_timing import CudaTimer, Percentiles, percentiles, wall_times
+from device_timing import CudaTimer, Percentiles, host_time, percentiles, wall_times
 from lookup_contenders import LEARNING_RATE, Contender, build, parameter_bytes
 from lookup_correctness import (
     forward_error,
@@ -197,7 +197,7 @@ def _measure_phase(
         yield {**record, "timing": "wall", "cold": False, "host_us": None, **_rounded(times)}
         return
     wall_times(calls, len(calls), torch.cuda.synchronize)
-    host_us = percentiles(wall_times(calls, plan.repetitions, torch.cuda.synchronize)).p50
+    host_us = host_time(calls, plan.repetitions, torch.cuda.synchronize)
     record["host_us"] = round(host_us, 3)
     for ways in (("events",), ("graph", "chain")):
         timings = [timing for timing in plan.timings if timing in ways]
