@@ -43,7 +43,7 @@ struct ClearedMemory {
 struct GradientClass {
   int32_t cores;
   int32_t rank;    // both ranks, padded to 16 or to multiples of 32: 16 or 32
-  int32_t blocks;  // see tiled_backward_block.cuh
+  int64_t blocks;  // see tiled_backward_block.cuh
   auto operator<=>(const GradientClass&) const = default;
 };
 

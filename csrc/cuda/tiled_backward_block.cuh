@@ -30,7 +30,7 @@ struct GradientBlocks {
         r2(blocks_of(r[1], rank)),
         steps(blocks_of(r[0], rank)) {}
 
-  __host__ __device__ uint32_t all() const { return q1 * q2 * q3 * r2; }
+  __host__ __device__ int64_t all() const { return int64_t{q1} * q2 * q3 * r2; }
 
  private:
   static __host__ __device__ uint32_t blocks_of(int32_t size, uint32_t of_block) {

@@ -1,5 +1,6 @@
 // What the threads of a block know of a tile in the backward pass, and what they do with it:
-// tiled_backward_lookups.cuh and tiled_backward_sums.cuh have the larger parts.
+// tiled_backward_loads.cuh, tiled_backward_lookups.cuh and tiled_backward_sums.cuh have the larger
+// parts.
 
 #pragma once
 

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "tiled_backward_groups.cuh"
+#include "tiled_backward_loads.cuh"
 #include "tiled_backward_lookups.cuh"
 #include "tiled_backward_steps.cuh"
 #include "tiled_backward_sums.cuh"

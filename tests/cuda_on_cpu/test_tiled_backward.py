@@ -71,6 +71,23 @@ def test_blocks(name: str, allow_tf32: bool) -> None:
     check(call, Device(3, order=Order.BURSTS), allow_tf32=allow_tf32)
 
 
+@pytest.mark.parametrize(
+    "table",
+    [
+        Table((1, 2, 1, 2), (1, 1, 200, 200), (2, 1, 2)),
+        Table((2, 2), (20_000, 2), (2,)),
+        Table((2, 1, 2), (90, 100, 64), (3, 3)),
+    ],
+    ids=["pairs of many columns", "q1 above 16,384", "4,600 blocks"],
+)
+def test_sizes_beyond_the_kernels(table: Table) -> None:
+    call = make_call([table], batch_size=3, max_length=2)
+    grad = call.grad_output()
+    actual = operators(Device(2)).tt_embedding_bag_backward(grad, *call.operands(), False)
+    # The general kernel's sums of 20,000 products in fp32.
+    assert_near(actual, expect(call).gradients(grad)[0], 1e-5)
+
+
 @pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_whole_blocks(capability: int, dtype: torch.dtype) -> None:
