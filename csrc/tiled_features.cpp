@@ -217,8 +217,14 @@ std::vector<int64_t> differentiate_tiled_features(const CudaCall& call,
     plan.tables = class_of(candidates[first]);
     if (first == 0) plan.cleared = memory;
     size_t end = first;
+    int64_t pair_elements = 0;
     while (end < candidates.size() && class_of(candidates[end]) == plan.tables &&
            plan.group.count < cuda::kTiledFeaturesPerLaunch) {
+      if (plan.tables.cores == 4 &&
+          (end == first || candidates[end].table != candidates[end - 1].table)) {
+        pair_elements += cuda::pair_elements(arguments.tables[candidates[end].table]);
+        if (end > first && pair_elements > cuda::kMaxPairElements) break;
+      }
       const int32_t f = plan.group.count++;
       plan.group.features[f] = tiled_feature(arguments, candidates[end]);
       for (int k = 0; k < plan.group.features[f].num_cores; ++k) {

@@ -1,5 +1,5 @@
 // Host interface of the tiled backward path, free of torch: gradients of the cores of tables with
-// two or three cores. Like launchers.h, nothing here synchronises.
+// two to four cores. Like launchers.h, nothing here synchronises.
 
 #pragma once
 
@@ -42,7 +42,7 @@ struct ClearedMemory {
 // Tables of one class share launches.
 struct GradientClass {
   int32_t cores;
-  int32_t rank;    // both ranks, padded to 16 or to multiples of 32: 16 or 32
+  int32_t rank;    // columns of a block: 16 if both ranks are at most 16, otherwise 32
   int64_t blocks;  // see tiled_backward_block.cuh
   auto operator<=>(const GradientClass&) const = default;
 };

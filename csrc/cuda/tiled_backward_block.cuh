@@ -38,8 +38,7 @@ struct GradientBlocks {
   }
 };
 
-// Where one block begins, and the sizes of what is in it; sizes of whole matrices say how far apart
-// their rows are.
+// Where one block begins.
 struct GradientBlock {
   uint32_t first_q1;
   uint32_t first_q2;

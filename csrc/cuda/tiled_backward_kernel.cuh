@@ -1,5 +1,6 @@
-// Gradients of the cores of tables with three cores: persistent blocks that take tiles of prefixes
-// with one i2 and recompute their prefix products on the chip. docs/kernels.md has the drawing.
+// Gradients of the cores of tables, seen as of three cores: persistent blocks that take tiles of
+// prefixes with one i2 and recompute their prefix products on the chip. docs/kernels.md has the
+// drawing.
 //
 //     row = P G3[i3], P = G1[i1] G2[i2]; g: gradient of the row, as a matrix [(j1, j2), j3]
 //     dG3[i3] += P^T g     dP += g G3[i3]^T     dG1[i1] += dP G2[i2]^T     dG2[i2] += G1[i1]^T dP

@@ -28,9 +28,9 @@ cudaError_t launch_gradients(const BackwardPlan& plan, const TiledLaunch& launch
   const cudaError_t error = cudaFuncSetAttribute(
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(BackwardShared<kRank, kShape>));
   if (error != cudaSuccess) return error;
-  const int64_t blocks =
-      std::min<int64_t>(launch.lookups(), int64_t{kBackwardBlocks<kRank, kThreeProducts, kShape>} *
-                                              plan.sort.multiprocessors);
+  const int64_t blocks = std::min<int64_t>(
+      launch.lookups() * plan.tables.blocks,
+      int64_t{kBackwardBlocks<kRank, kThreeProducts, kShape>} * plan.sort.multiprocessors);
   return launch_kernel(kernel, blocks, kBackwardThreads, sizeof(BackwardShared<kRank, kShape>),
                        plan.sort.dependent_launch, launch.stream, launch.plan.group, pass);
 }

@@ -11,8 +11,6 @@
 namespace flowtt::cuda {
 namespace {
 
-// Of all pairs of a table; they and their gradients take 8 bytes each.
-constexpr int64_t kMaxPairElements = int64_t{5} << 19;
 // Blocks of the launches over pairs.
 constexpr int64_t kMinPairBlocks = 1024;
 constexpr int kCastThreads = 256;
@@ -55,9 +53,8 @@ PairMemory take_memory(const BackwardPlan& plan, int32_t f, WorkspaceLayout* lay
   }
   memory.values = layout->take<float>(pair_elements(feature));
   memory.gradients = layout->take<float>(pair_elements(feature));
-  if (plan.targets[f].touched[2] != nullptr) {
-    memory.touched = layout->take<uint8_t>(int64_t{feature.p[2]} * feature.p[3]);
-  }
+  // Even if nobody asks: zeros times an infinite slice are not zeros.
+  memory.touched = layout->take<uint8_t>(int64_t{feature.p[2]} * feature.p[3]);
   return memory;
 }
 
@@ -94,9 +91,8 @@ unsigned parts(int64_t blocks, int64_t most) {
 
 }  // namespace
 
-bool has_few_pairs(const TableShape& shape) {
-  return shape.p[2] * shape.p[3] <= kMaxTiledFactor &&
-         shape.p[2] * shape.p[3] * shape.r[2] * shape.q[2] * shape.q[3] <= kMaxPairElements;
+int64_t pair_elements(const TableShape& shape) {
+  return shape.p[2] * shape.p[3] * shape.r[2] * shape.q[2] * shape.q[3];
 }
 
 int64_t pair_bytes(const BackwardPlan& plan) {

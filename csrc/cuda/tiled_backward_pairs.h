@@ -6,8 +6,10 @@
 
 namespace flowtt::cuda {
 
-// Whether the pairs of a table's last two cores are few enough.
-bool has_few_pairs(const TableShape& shape);
+// Elements of all pairs of the last two of a table's four cores, of which a launch may have so
+// many; they and their gradients take 8 bytes each.
+int64_t pair_elements(const TableShape& shape);
+inline constexpr int64_t kMaxPairElements = int64_t{5} << 19;
 
 // The memory that the pairs of a plan need. `plan`, here and below: as the caller sets it, of
 // tables of four cores.

@@ -84,7 +84,9 @@ bool has_tiled_backward(ElementType core_type, int64_t output_rows, const TableS
       return false;
     }
   }
-  if (shape.num_cores == 4 && (!has_few_pairs(shape) || shape.q[2] * shape.q[3] > kMaxSize)) {
+  if (shape.num_cores == 4 &&
+      (shape.p[2] * shape.p[3] > kMaxTiledFactor || shape.q[2] * shape.q[3] > kMaxSize ||
+       pair_elements(shape) > kMaxPairElements)) {
     return false;
   }
   const GradientClass tables = gradient_class(shape);

@@ -249,7 +249,7 @@ struct SecondVector {
   }
 };
 
-// The vectors of rows of G2[i2] that a thread loads, where q = (4, 4, 8) and both ranks are 32, and
+// The vectors of rows of G2[i2] that a thread loads, of a block of 32 x 32 ranks and q2 = 4, and
 // where their elements go in `second`: lanes load 64 bytes of a row at a time, of such rows that
 // what they store meets in no bank.
 struct SecondRows {

@@ -116,7 +116,7 @@ struct TiledFeature {
   int32_t embedding_dim;
   int32_t feature;
   int32_t table;
-  int32_t first_pack_block;  // in the preparation launch; equal to the next feature's if it shares
+  int32_t first_pack_block;  // of the launch that packs; equal to the next feature's if it shares
   // bin = (i2 >> bin_shift) * bin_split + i1 * bin_split / p1
   uint32_t minor_scale;  // bin_split / p1, as a fraction of 2^32
   uint16_t bin_shift;

@@ -1,5 +1,4 @@
-// The second launch of the preparation: some blocks find where the bins of each chunk start, the
-// others pack cores. None waits for another.
+// The second launch of the preparation: where the bins of each chunk start.
 
 #pragma once
 

@@ -1,5 +1,6 @@
 // The last launch of the preparation: every lookup is written to its place. What needs nothing of
-// the launches before is done before waiting for them, and kept in shared memory.
+// the launches before is done before waiting for them, and kept in shared memory. Other blocks pack
+// cores meanwhile, and clear what later kernels add to.
 
 #pragma once
 

@@ -1,4 +1,4 @@
-// The first and the last launch of the preparation, which are the same for all tables.
+// The first two launches of the preparation, which are the same for all tables.
 
 #include <algorithm>
 
@@ -8,6 +8,7 @@
 #include "tiled_sort.h"
 
 namespace flowtt::cuda {
+
 ClearedVectors whole_sums(const TiledLaunch& launch) {
   const TiledPlan& plan = launch.plan;
   // Where most bags have one lookup, few sums need it.

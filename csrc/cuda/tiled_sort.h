@@ -1,4 +1,4 @@
-// The host side of the sort: how lookups are cut into chunks, and its first and last launch.
+// The host side of the sort: how lookups are cut into chunks, and its first two launches.
 
 #pragma once
 
@@ -24,7 +24,7 @@ int32_t max_chunks(const TiledPlan& plan, int64_t lookups);
 // that rows are added to one by one.
 ClearedVectors whole_sums(const TiledLaunch& launch);
 
-// The launches that are the same for all tables. cleared: what is to be zeros after them.
+// The launches that are the same for all tables.
 cudaError_t launch_count(const TiledLaunch& launch);
 cudaError_t launch_starts(const TiledLaunch& launch);
 

@@ -123,10 +123,11 @@ def test_two_ranges() -> None:
     assert_near(call, call.grad_output())
 
 
-def test_captured_graph_with_other_indices() -> None:
-    table = TABLES["exact"]
+@pytest.mark.parametrize("name", ["exact", "whole blocks", "two cores", "four cores"])
+def test_captured_graph_with_other_indices(name: str) -> None:
+    table, bags = (TABLES[name], 9_000) if name in TABLES else (BLOCKS[name], 1_000)
     calls = [
-        make_call([table], batch_size=9_000, lengths=[2] * 9_000, seed=seed, device="cuda")
+        make_call([table], batch_size=bags, lengths=[2] * bags, seed=seed, device="cuda")
         for seed in (1, 2)
     ]
     first, second = calls
