@@ -32,6 +32,7 @@ struct ClearingPieces {
   int32_t pieces_per_feature;
   int32_t bags_per_piece;  // a multiple of kPrepareWarps
   bool clears_sums;
+  bool stores_lone;  // rows of bags of one lookup are stored, so that theirs need not be cleared
 };
 
 inline __device__ __noinline__ void trap_on_bad_bag(const TiledFeature& feature, int64_t sample,
@@ -71,13 +72,14 @@ struct CheckedBag {
   int64_t end;
 };
 
-// Writes zeros to the rows of bags that do not have exactly one lookup, as their rows are sums, and
+// Writes zeros to the rows of bags unless they are stored whole, as they are sums, and
 // notes which pieces long bags have. By a warp, for 32 samples from `warp_sample` on.
 __device__ __forceinline__ void clear_warp_bags(const TiledFeature& feature, int32_t f,
                                                 const TiledRange& range,
                                                 const TiledWorkspace& workspace,
-                                                const PooledOutput& output, bool clears_sums,
-                                                int64_t warp_sample, const CheckedBag& bag) {
+                                                const PooledOutput& output,
+                                                const ClearingPieces& clearing, int64_t warp_sample,
+                                                const CheckedBag& bag) {
   const int lane = threadIdx.x % 32;
   if (workspace.piece_bags != nullptr) {
     const BagPieces pieces(range, bag.begin, bag.end);
@@ -93,11 +95,12 @@ __device__ __forceinline__ void clear_warp_bags(const TiledFeature& feature, int
       }
     }
   }
-  if (!clears_sums) return;
+  if (!clearing.clears_sums) return;
   const bool in_workspace = workspace.sums != nullptr;
 #pragma unroll 1
-  for (uint32_t rows = __ballot_sync(kAllLanes, bag.exists && bag.end - bag.begin != 1); rows != 0;
-       rows &= rows - 1) {
+  for (uint32_t rows = __ballot_sync(
+           kAllLanes, bag.exists && !(clearing.stores_lone && bag.end - bag.begin == 1));
+       rows != 0; rows &= rows - 1) {
     const int64_t row = warp_sample + __ffs(rows) - 1;
     clear_row(
         in_workspace ? workspace.sums : output.data,
@@ -137,7 +140,7 @@ inline __device__ __noinline__ void clear_bags(const TiledGroup& group, const Ba
       trap_on_bad_bag(feature, sample + lane, bag.begin, bag.end, batch.nnz);
     }
   }
-  clear_warp_bags(feature, f, range, workspace, output, pieces.clears_sums, sample, bag);
+  clear_warp_bags(feature, f, range, workspace, output, pieces, sample, bag);
 }
 
 }  // namespace flowtt::cuda

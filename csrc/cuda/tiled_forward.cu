@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "device_attributes.h"
+#include "tiled_map.h"
 #include "tiled_sort.h"
 #include "tiled_tilings.h"
 #include "workspace_layout.h"
@@ -56,7 +57,17 @@ TiledWorkspace place_workspace(const TiledPlan& plan, const PooledOutput& output
   const int64_t entries_bytes =
       plan.lookups_per_range * static_cast<int64_t>(sizeof(GroupedLookup));
   void* sorted_with = nullptr;
-  if (plan.folds) {
+  if (plan.maps_ids()) {
+    // Rows take the place of the map.
+    const MapBytes map = map_bytes(plan);
+    char* const mapped = layout->take<char>(std::max(rows_bytes, map.all()));
+    workspace.rows = mapped;
+    workspace.id_map = reinterpret_cast<uint4*>(mapped);
+    workspace.tile_ranks = reinterpret_cast<uint4*>(mapped + map.parts);
+    workspace.first_lookups = reinterpret_cast<uint32_t*>(mapped + map.parts + map.tiles);
+    workspace.folded_rows = layout->take<GroupedLookup>(plan.lookups_per_range);
+    workspace.folded_factors = layout->take<float>(plan.has_factors ? plan.lookups_per_range : 0);
+  } else if (plan.folds) {
     // Rows take the place of the entries that folding has read.
     workspace.rows =
         layout->take<char>(plan.saves_order ? rows_bytes : std::max(rows_bytes, entries_bytes));
@@ -71,7 +82,7 @@ TiledWorkspace place_workspace(const TiledPlan& plan, const PooledOutput& output
   }
   workspace.row_slots = static_cast<uint32_t>(plan.row_slots);
   workspace.single_slots = plan.single_slots;
-  const bool has_own_factors = plan.has_factors && !plan.saves_order;
+  const bool has_own_factors = plan.has_factors && !plan.saves_order && !plan.maps_ids();
   workspace.factors = layout->take<float>(has_own_factors ? plan.lookups_per_range : 0);
   if (plan.saves_order) {
     workspace.entries = order.entries;
@@ -204,7 +215,10 @@ cudaError_t plan_tiled_forward(const BagBatch& batch, const PooledOutput& output
   plan->tiling.exact = plan->tiling.exact && aligned;
 
   plan_packing(plan);
-  plan->chunk_shift = choose_chunk_shift(plan->lookups_per_range, plan->multiprocessors);
+  plan_id_map(plan);
+  plan->chunk_shift = plan->maps_ids()
+                          ? choose_map_chunk_shift(plan->lookups_per_range)
+                          : choose_chunk_shift(plan->lookups_per_range, plan->multiprocessors);
   plan->saves_order = plan->wants_order && plan->tiling.kind == TilingKind::kTiled &&
                       (plan->disabled & kGroupingDisabled) == 0 && batch.nnz > 0 &&
                       plan->lookups_per_range == batch.nnz &&

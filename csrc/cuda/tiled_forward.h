@@ -58,10 +58,11 @@ struct TiledPlan {
   int32_t bins;         // as in TiledRange
   int64_t packed_halves;
   int64_t num_exponents;
-  int64_t row_slots;              // 0: rows of bags are added to their sums
-  bool folds;                     // equal ids are folded before the contraction
-  uint32_t single_slots;          // as in TiledWorkspace
-  int32_t rows_per_block;         // as in TiledWorkspace
+  int64_t row_slots;       // 0: rows of bags are added to their sums
+  bool folds;              // equal ids are folded before the contraction
+  int64_t map_parts;       // of the map of ids, which does that; 0: lookups are sorted for it
+  uint32_t single_slots;   // as in TiledWorkspace
+  int32_t rows_per_block;  // as in TiledWorkspace
   int32_t buffered_row_elements;  // as in TiledWorkspace
   int32_t buffered_sharers;       // as in TiledRange
   int32_t multiprocessors;
@@ -71,6 +72,8 @@ struct TiledPlan {
   bool has_sums;      // in the workspace
   bool saves_order;   // launch_tiled_forward writes it down: the call is sorted, and at once
   size_t workspace_bytes;
+
+  bool maps_ids() const { return map_parts > 0; }
 };
 
 // Completes a plan, for the current device.

@@ -117,6 +117,7 @@ struct TiledFeature {
   int32_t feature;
   int32_t table;
   int32_t first_pack_block;  // in the preparation launch; equal to the next feature's if it shares
+  uint32_t first_part;       // of its map of ids, see tiled_id_map.cuh
   // bin = (i2 >> bin_shift) * bin_split + i1 * bin_split / p1
   uint32_t minor_scale;  // bin_split / p1, as a fraction of 2^32
   uint16_t bin_shift;
@@ -175,10 +176,15 @@ struct TiledWorkspace {
                              // own adds. 0: the slot of a row is the number of its first
                              // entry, so that every row has one
   int32_t buffered_row_elements;  // a multiple of 8
-  // What folding makes of the entries, or null: the distinct rows of a feature from its first entry
-  // on, with a slot or kAddedRow for the position, and their factors as above.
+  // What folding makes of the entries, or the map of the ids, or null: the distinct rows of a
+  // feature from its first entry on, with a slot or kAddedRow for the position, and their factors
+  // as above.
   GroupedLookup* folded_rows;
   float* folded_factors;
+  // Where a map of ids takes the place of sorted entries, or null.
+  uint4* id_map;            // [parts, 2], see tiled_id_map.cuh
+  uint4* tile_ranks;        // [tiles], as TileRanks
+  uint32_t* first_lookups;  // one bit of each lookup of each chunk: it is the first of its id
   uint32_t row_slots;
   uint32_t single_slots;  // the last of these, for rows that lookups do not share, or kAnySlots
 };

@@ -43,6 +43,7 @@ cudaError_t launch_tiled_pool(const TiledLaunch& launch) {
   call.feature_count = static_cast<uint32_t>(group.count);
   call.adds_to_sums = launch.plan.adds_to_sums;
   call.ends_sums = launch.ends_sums;
+  call.pools_lone = launch.plan.maps_ids();
   int32_t widest = 1;
   for (int32_t f = 0; f < group.count; ++f) {
     const TiledFeature& feature = group.features[f];

@@ -37,10 +37,10 @@ struct RangeBag {
     begin = static_cast<int32_t>(first - range.first_lookup);
     end = static_cast<int32_t>(last - range.first_lookup);
     adds = call.adds_to_sums && (bag_begin < first || workspace.rows == nullptr);
-    // Rows of bags of one lookup are stored already, and pieces add themselves up. A bag without
-    // lookups in this range has nothing to add to sums, but sums may have to be rounded.
+    // Pieces add themselves up. A bag without lookups in this range has nothing to add to sums, but
+    // sums may have to be rounded.
     const bool rounds = workspace.sums != nullptr && call.ends_sums;
-    is_pooled = number < samples && bag_end - bag_begin != 1 &&
+    is_pooled = number < samples && (call.pools_lone || bag_end - bag_begin != 1) &&
                 (call.pieces == 0 || !BagPieces(range, bag_begin, bag_end).is_long()) &&
                 (begin < end || rounds || !call.adds_to_sums);
   }

@@ -44,7 +44,8 @@ struct PoolCall {
   uint32_t feature_count;
   // The sums hold rows that the contraction has added, or those of earlier ranges.
   bool adds_to_sums;
-  bool ends_sums;  // after this range the sums are complete
+  bool ends_sums;   // after this range the sums are complete
+  bool pools_lone;  // bags of one lookup too, whose rows otherwise are stored already
   PoolFeature features[kTiledFeaturesPerLaunch];
 };
 

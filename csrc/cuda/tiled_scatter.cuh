@@ -3,10 +3,8 @@
 
 #pragma once
 
-#include "lookup_checks.cuh"
-#include "tiled_bags.cuh"
-#include "tiled_clearing.cuh"
-#include "tiled_packing.cuh"
+#include "tiled_lookup_bags.cuh"
+#include "tiled_side_work.cuh"
 
 namespace flowtt::cuda {
 
@@ -29,66 +27,6 @@ struct __align__(16) ScatterScratch {
     return sizeof(ScatterScratch) + bins * sizeof(uint32_t) + (sizeof(uint2) << chunk_shift);
   }
 };
-
-// Whether the bags of the thread's lookups are of one length. offsets: of the samples' first bag.
-template <typename offset_t>
-__device__ __forceinline__ bool confirm_bags(const EqualBags& bags, const offset_t* offsets,
-                                             int32_t count) {
-  bool confirmed = true;
-#pragma unroll 4
-  for (int32_t item = threadIdx.x; item < count; item += kPrepareThreads) {
-    confirmed &= bags.confirms(offsets, item);
-  }
-  return confirmed;
-}
-
-// Finds out whether the bags of all lookups of the chunk are of one length, and marks the chunk's
-// bags if not. Called by all threads; may have barriers.
-__device__ __forceinline__ bool find_bags(ScatterScratch& scratch, const SortedChunk& chunk,
-                                          const TiledGroup& group, const BagBatch& batch,
-                                          const TiledRange& range) {
-  if (batch.pooling_mode == PoolingMode::kNone) return true;
-  const int64_t first_bag =
-      group.features[chunk.feature].feature * batch.batch_size + range.first_sample;
-  const EqualBags bags(chunk);
-  bool confirmed = bags.length != 0;
-  if (confirmed) {
-    confirmed = batch.offsets_are_int64
-                    ? confirm_bags(bags, static_cast<const int64_t*>(batch.offsets) + first_bag,
-                                   chunk.count)
-                    : confirm_bags(bags, static_cast<const int32_t*>(batch.offsets) + first_bag,
-                                   chunk.count);
-  }
-  if (__syncthreads_and(confirmed)) return true;
-  mark_bags(scratch.marks, batch, first_bag, range, range.first_lookup + chunk.first, chunk.count);
-  return false;
-}
-
-// The sample of the chunk's lookup `item`, as in GroupedLookup.
-__device__ __forceinline__ uint32_t find_sample(const ScatterScratch& scratch,
-                                                const SortedChunk& chunk, bool equal_bags,
-                                                const BagBatch& batch, const TiledRange& range,
-                                                int32_t item) {
-  if (batch.pooling_mode == PoolingMode::kNone) {
-    return static_cast<uint32_t>(range.first_lookup + chunk.first + item) | kLoneLookup;
-  }
-  if (!equal_bags) return marked_sample(scratch.marks, batch, item);
-  const EqualBags bags(chunk);
-  return (static_cast<uint32_t>(range.first_sample) + bags.bag_of(item)) |
-         (bags.length == 1 ? kLoneLookup : 0);
-}
-
-// As in TiledWorkspace. position: of the lookup, in the call; length: of its bag, or 0 to read it.
-inline __device__ __noinline__ float find_factor(const BagBatch& batch, const TiledFeature& feature,
-                                                 int64_t position, uint32_t sample,
-                                                 uint32_t length) {
-  float factor = load_sample_weight<float>(batch, position);
-  if (batch.pooling_mode == PoolingMode::kMean) {
-    const int64_t bag = feature.feature * batch.batch_size + (sample & ~kLoneLookup);
-    factor /= static_cast<float>(length != 0 ? length : bag_length(batch, bag));
-  }
-  return factor;
-}
 
 // Takes apart the ids of the chunk and numbers the lookups of each bin.
 template <bool kWide>
@@ -133,7 +71,7 @@ __device__ __forceinline__ void scatter_chunk(ScatterScratch& scratch, const Til
   } else {
     stage_lookups<false>(scratch, chunk, feature, batch, range);
   }
-  const bool equal_bags = find_bags(scratch, chunk, group, batch, range);
+  const bool equal_bags = find_bags(scratch.marks, chunk, group, batch, range);
   const bool sorts = !keeps_order(range);
   const uint4* const starts = reinterpret_cast<const uint4*>(
       workspace.bin_starts + static_cast<int64_t>(number) * kMaxTiledBins);
@@ -164,7 +102,7 @@ __device__ __forceinline__ void scatter_chunk(ScatterScratch& scratch, const Til
     const uint32_t entry =
         chunk.first_entry +
         (sorts ? scratch.bins()[splitter.bin_of(lookup.x, i2)] + (lookup.y >> 16) : item);
-    const uint32_t sample = find_sample(scratch, chunk, equal_bags, batch, range, item);
+    const uint32_t sample = find_sample(scratch.marks, chunk, equal_bags, batch, range, item);
     reinterpret_cast<uint4*>(workspace.entries)[entry] =
         make_uint4(lookup.x, i2, chunk.first + item, sample);
     if (workspace.factors != nullptr) {
@@ -175,8 +113,7 @@ __device__ __forceinline__ void scatter_chunk(ScatterScratch& scratch, const Til
   }
 }
 
-// The grid: `scattering` blocks, a chunk each, then `packing` that take pieces of packing in turn,
-// then those that take pieces of clearing. The latter clear `cleared` too.
+// The grid: `scattering` blocks, a chunk each, then those of the side work.
 template <typename Packing>
 __global__ void __launch_bounds__(kPrepareThreads, 2)
     tiled_scatter_kernel(const __grid_constant__ TiledGroup group,
@@ -184,28 +121,15 @@ __global__ void __launch_bounds__(kPrepareThreads, 2)
                          const __grid_constant__ TiledRange range,
                          const __grid_constant__ TiledWorkspace workspace,
                          const __grid_constant__ PooledOutput output,
-                         const __grid_constant__ ClearingPieces pieces, ClearedVectors cleared,
-                         int32_t scattering, int32_t packing, int32_t packing_pieces) {
+                         const __grid_constant__ SideWork work, int32_t scattering) {
   extern __shared__ __align__(16) char shared[];
   allow_dependent_launch();
   const int32_t block = static_cast<int32_t>(blockIdx.x);
   if (block < scattering) {
     scatter_chunk(*reinterpret_cast<ScatterScratch*>(shared), group, batch, range, workspace,
                   block);
-  } else if (block < scattering + packing) {
-#pragma unroll 1
-    for (int32_t piece = block - scattering; piece < packing_pieces; piece += packing) {
-      pack_piece<Packing>(group, workspace, *reinterpret_cast<typename Packing::Scratch*>(shared),
-                          piece);
-    }
   } else {
-    const int32_t number = block - scattering - packing;
-    const int32_t clearing = static_cast<int32_t>(gridDim.x) - scattering - packing;
-#pragma unroll 1
-    for (int32_t piece = number; piece < pieces.count; piece += clearing) {
-      clear_bags(group, batch, range, workspace, output, pieces, piece);
-    }
-    cleared.clear(number, clearing);
+    do_side_work<Packing>(work, group, batch, range, workspace, output, shared, block - scattering);
   }
   // The end of this launch is to mean the end of those before.
   wait_for_previous_kernel();

@@ -71,15 +71,20 @@ int32_t max_chunks(const TiledPlan& plan, int64_t lookups) {
   return static_cast<int32_t>((lookups + chunk - 1) / chunk + plan.group.count - 1);
 }
 
+ClearedVectors counters_of(const TiledLaunch& launch) {
+  const TiledWorkspace& workspace = launch.workspace;
+  // What lies between the two is cleared too.
+  const uint32_t* const end =
+      workspace.piece_arrivals != nullptr
+          ? workspace.piece_arrivals + launch.plan.lookups_per_range / kPoolPiece
+          : workspace.control + kControlWords;
+  return {reinterpret_cast<uint4*>(workspace.control), (end - workspace.control + 3) / 4};
+}
+
 cudaError_t launch_count(const TiledLaunch& launch) {
   const TiledPlan& plan = launch.plan;
   const TiledWorkspace& workspace = launch.workspace;
-  // What lies between the two is cleared too.
-  const uint32_t* const end = workspace.piece_arrivals != nullptr
-                                  ? workspace.piece_arrivals + plan.lookups_per_range / kPoolPiece
-                                  : workspace.control + kControlWords;
-  const ClearedVectors counters{reinterpret_cast<uint4*>(workspace.control),
-                                (end - workspace.control + 3) / 4};
+  const ClearedVectors counters = counters_of(launch);
   const int32_t chunks = max_chunks(plan, launch.lookups());
   const cudaError_t error = share_memory_split(tiled_count_kernel);
   if (error != cudaSuccess) return error;

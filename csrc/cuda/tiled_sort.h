@@ -24,6 +24,9 @@ int32_t max_chunks(const TiledPlan& plan, int64_t lookups);
 // that rows are added to one by one.
 ClearedVectors whole_sums(const TiledLaunch& launch);
 
+// What later kernels of the launch count in.
+ClearedVectors counters_of(const TiledLaunch& launch);
+
 // The launches that are the same for all tables. cleared: what is to be zeros after them.
 cudaError_t launch_count(const TiledLaunch& launch);
 cudaError_t launch_starts(const TiledLaunch& launch);
