@@ -22,8 +22,10 @@ constexpr int kGradientRank = 32;
 constexpr int64_t kMaxSliceElements = int64_t{1} << 30;
 constexpr int64_t kMaxSize = int64_t{1} << 14;  // of ranks and q
 constexpr int64_t kMaxLookupsPerRange = int64_t{1} << 20;
-// Lookups that are worth a block.
+// Lookups that are worth a block, and so many that most slices of core 2 end within the reach of
+// their block.
 constexpr int64_t kMinGranule = 16;
+constexpr int64_t kMaxGranule = kPlanThreads * 5 / 8;
 
 // The cores are read as they are.
 struct NoPacking {
@@ -48,9 +50,7 @@ BackwardWorkspace place_workspace(const BackwardPlan& plan, WorkspaceLayout* lay
   workspace.sort.factors = plan.order.factors;
   workspace.sort.control = layout->take<uint32_t>(kControlWords);
   if (sorts) {
-    // Those of a granule take the place of its entries.
-    workspace.sort.entries = reinterpret_cast<GroupedLookup*>(workspace.work.lookups);
-    static_assert(sizeof(GradientLookup) == sizeof(GroupedLookup));
+    workspace.sort.entries = layout->take<GroupedLookup>(lookups);
     workspace.sort.factors = layout->take<float>(sort.has_factors ? lookups : 0);
   }
   // What is only sorted with is dead before anything is planned.
@@ -76,12 +76,12 @@ BackwardWorkspace place_workspace(const BackwardPlan& plan, WorkspaceLayout* lay
 // cleared: what is to be zeros after it; is_sorted: as the kernel takes it.
 cudaError_t launch_planning(const TiledLaunch& launch, const BackwardWork& work,
                             const ClearedVectors& cleared, bool is_sorted) {
-  // Large ones are cut into fewer tiles that are not full; small calls are better spread. No
+  // Large granules are cut into fewer tiles that are not full; small calls are better spread. No
   // granule has lookups of two features.
   const int64_t others = launch.plan.group.count - 1;
   const int64_t granules = std::max<int64_t>(launch.plan.multiprocessors - others, 1);
   const int32_t most = static_cast<int32_t>(
-      std::clamp<int64_t>(ceil_div(launch.lookups(), granules), kMinGranule, kPlanThreads));
+      std::clamp<int64_t>(ceil_div(launch.lookups(), granules), kMinGranule, kMaxGranule));
   const int64_t planning = ceil_div(launch.lookups(), most) + others;
   const int64_t clearing = cleared.count > 0 ? launch.plan.multiprocessors : 0;
   return launch_kernel(tiled_backward_planning_kernel, planning + clearing, kPlanThreads, 0,

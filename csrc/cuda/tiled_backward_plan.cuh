@@ -10,7 +10,7 @@
 namespace flowtt::cuda {
 
 // A block plans so many lookups, at most: one a thread.
-inline constexpr int kPlanThreads = 512;
+inline constexpr int kPlanThreads = 1024;
 inline constexpr int kPlanWarps = kPlanThreads / 32;
 
 // One bit of each thread of a block.

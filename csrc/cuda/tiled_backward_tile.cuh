@@ -30,8 +30,7 @@ inline constexpr uint32_t kCountShift = 24;
 // In GradientLookup::third: the entry has no more lookups of this id.
 inline constexpr uint32_t kLastOfId = 0x80000000u;
 
-// Those of an entry follow each other, equal ids together. As large as a GroupedLookup, in whose
-// place it is written.
+// Those of an entry follow each other, equal ids together. One vector.
 struct __align__(16) GradientLookup {
   uint32_t row;    // of grad_output
   uint32_t third;  // i3, perhaps | kLastOfId

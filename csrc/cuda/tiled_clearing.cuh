@@ -17,10 +17,11 @@ struct ClearedVectors {
   int64_t count;
 
   // One of `parts` blocks' share. Called by all threads.
+  template <int kThreads = kPrepareThreads>
   __device__ __forceinline__ void clear(int32_t part, int32_t parts) const {
 #pragma unroll 4
-    for (int64_t i = int64_t{part} * kPrepareThreads + threadIdx.x; i < count;
-         i += int64_t{parts} * kPrepareThreads) {
+    for (int64_t i = int64_t{part} * kThreads + threadIdx.x; i < count;
+         i += int64_t{parts} * kThreads) {
       first[i] = make_uint4(0, 0, 0, 0);
     }
   }

@@ -78,9 +78,9 @@ __device__ __forceinline__ uint32_t order_entry(OrderScratch<kThreads>& scratch,
   __syncthreads();
   const float scale =
       kPrefixRanges / (static_cast<float>(scratch.last_prefix - scratch.first_prefix) + 1.0f);
+  const uint32_t from_first = exists ? prefix - scratch.first_prefix : 0;
   const uint32_t range =
-      min(static_cast<uint32_t>(static_cast<float>(prefix - scratch.first_prefix) * scale),
-          kPrefixRanges - 1u);
+      min(static_cast<uint32_t>(static_cast<float>(from_first) * scale), kPrefixRanges - 1u);
   const uint32_t rank = exists ? atomicAdd(&scratch.ranges[range], 1u) : 0;
   find_range_starts(scratch);
   return scratch.ranges[range] + rank;

@@ -93,7 +93,8 @@ __device__ __forceinline__ void load_segments(Segments& segments, const TiledGro
 struct EntryChunk {
   int32_t f;
   int32_t first;
-  int32_t count;  // 0: there are none
+  int32_t count;   // 0: there are none
+  int32_t length;  // of all of the feature's chunks but its last
 };
 
 // Finds chunk `number`; feature after feature, of each as many as it needs, of equal length, at
@@ -109,7 +110,7 @@ __device__ __forceinline__ void find_entry_chunk(EntryChunk& chunk, const Segmen
   if (lane == max(f, 0)) {
     const int32_t per_chunk = chunks > 0 ? (entries + chunks - 1) / chunks : 0;
     const int32_t begin = min((number - (up_to - chunks)) * per_chunk, entries);
-    chunk = {f, first + begin, f < 0 ? 0 : min(per_chunk, entries - begin)};
+    chunk = {f, first + begin, f < 0 ? 0 : min(per_chunk, entries - begin), per_chunk};
   }
 }
 
