@@ -40,6 +40,9 @@ class TileGradients {
   static constexpr bool kPairs = kShape != GradientShape::kAny;
   static constexpr uint32_t kExactColumns = kRank / kGradientQ;
   static constexpr bool kFullColumns = kExact && kExactColumns == kGradientColumns;
+  // Half of them: a row is as wide as the shortest product is deep.
+  static constexpr bool kNarrow = kExact && 2 * kExactColumns == kGradientColumns;
+  static_assert(!kExact || kFullColumns || kNarrow);
   using Product = GradientProduct<kThreeProducts>;
   // G2[i2] is loaded by vectors of its rows.
   static constexpr bool kSecondByRows =
@@ -125,19 +128,22 @@ class TileGradients {
   static constexpr uint32_t kRowsAhead = 4;
 
   struct ThirdSlice {
-    float2 rows[kRank / 8];  // r2 = 8 n + g at columns 2 t and 2 t + 1
+    // r2 = 8 n + g at columns 2 t and 2 t + 1, or where rows are narrow at column t.
+    std::conditional_t<kNarrow, float, float2> rows[kRank / 8];
   };
 
   // A lane's share of a row of grad_output, see column_of_lane.
   static constexpr uint32_t kOwnColumnsOfRow =
       kExact ? kGradientQ * kGradientQ * kExactColumns / 32 : 4;
-  struct alignas(kOwnColumnsOfRow * sizeof(float)) LaneRow {
+  struct LaneRow {
     float columns[kOwnColumnsOfRow];
   };
   // The elements of a row, [(j1, j2), j3], that a lane needs as operands.
   struct RowGradient {
-    float b[4];  // rows (j1, j2) = (i, t), column g
-    float4 a;    // rows (j1, j2) = g and g + 8 at column 2 t, then the same at 2 t + 1
+    float b[4];  // rows (j1, j2) = (i, t), column g, or where rows are narrow g % 4
+    // Rows (j1, j2) = g and g + 8 at column 2 t, then the same at 2 t + 1. Where rows are narrow,
+    // at column t.
+    std::conditional_t<kNarrow, float2, float4> a;
   };
 
   // Sums over the lookups of an entry.
@@ -191,22 +197,28 @@ class TileGradients {
 
   __device__ __forceinline__ uint32_t third_elements() const { return r2_ * q3_; }
 
-  // The column that is element i of the lane's share. Whole vectors where rows are vectors.
+  // The column that is element i of the lane's share. kExact: what the lane needs as operand a.
   __device__ __forceinline__ uint32_t column_of_lane(uint32_t i) const {
-    if (kExact) return kOwnColumnsOfRow * lane_ + i;
+    constexpr uint32_t kHalf = kOwnColumnsOfRow / 2;
+    if (kExact) return kHalf * (32 * (i / kHalf) + lane_) + i % kHalf;
     return kPairs ? i / 2 * 64 + 2 * lane_ + i % 2 : 32 * i + lane_;
   }
   __device__ __forceinline__ LaneRow load_row(uint32_t row) const;
 
-  // Hands the lanes' shares around. entry_place: of the entry's product, which all have read.
-  __device__ __forceinline__ RowGradient exchange(const LaneRow& row, uint32_t entry_place) const;
+  // Hands the lanes' shares around, by shuffles (kExact) or through shared memory.
+  __device__ __forceinline__ RowGradient exchange(const LaneRow& row) const;
+  __device__ __forceinline__ RowGradient exchange_by_shuffles(const LaneRow& row) const;
+
+  // The lane's first element of a slice of dG3.
+  __device__ __forceinline__ uint32_t element_of_lane() const {
+    return kNarrow ? (g_ + t_ / 2 * 8) * kExactColumns + t_ % 2 * 2 : g_ * q3_ + 2 * t_;
+  }
 
   // Of the next id.
   __device__ __forceinline__ void load_next_third();
 
-  // entry_place: of the entry's product; target: the lane's first element of dG3[i3].
-  __device__ __forceinline__ void add_id(EntrySums& sums, uint32_t entry_place,
-                                         float* target) const;
+  // target: the lane's first element of dG3[i3].
+  __device__ __forceinline__ void add_id(EntrySums& sums, float* target) const;
 
   __device__ __forceinline__ void add_third_gradient(float* target, const float4 (&p)[kHalves][2],
                                                      const float (&b)[4]) const;

@@ -16,8 +16,7 @@ struct __align__(1024) GroupTile {
   static constexpr uint32_t kOperandBytes = 32 * kGroupLineBytes;
   static constexpr uint32_t kOperandElements = kOperandBytes / sizeof(float);
 
-  // As in BackwardTile; while a warp has an entry's P in registers, the start of its place is
-  // where it hands a row of grad_output around.
+  // As in BackwardTile.
   float products[kTileEntries * Products::kProductElements];
   // G1[i1] as right operand of the product that gives dG2: an operand for each slot of the warps,
   // of lines r1, whose vectors are its entries.

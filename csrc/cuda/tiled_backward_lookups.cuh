@@ -12,10 +12,15 @@ __device__ __forceinline__ typename TileGradients<core_t, kRank, kThreeProducts,
 TileGradients<core_t, kRank, kThreeProducts, kShape>::load_row(uint32_t row) const {
   LaneRow share;
   if constexpr (kExact) {
-    uint32_t words[kOwnColumnsOfRow];
-    load_words(words, lane_row_ + uint64_t{row} * 4);
-#pragma unroll
-    for (uint32_t i = 0; i < kOwnColumnsOfRow; ++i) share.columns[i] = __uint_as_float(words[i]);
+    const float* const source = lane_row_ + uint64_t{row} * 4;
+    if constexpr (kNarrow) {
+      share.columns[0] = __ldg(source);
+      share.columns[1] = __ldg(source + 32);
+    } else {
+      const float2 halves[2] = {__ldg(reinterpret_cast<const float2*>(source)),
+                                __ldg(reinterpret_cast<const float2*>(source + 64))};
+      share = {{halves[0].x, halves[0].y, halves[1].x, halves[1].y}};
+    }
   } else {
     const uint32_t columns = q1_ * q2_ * q3_;
     const int64_t first = row * grad_.row_stride;
@@ -39,33 +44,57 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::load_row(uint32_t row) con
   return share;
 }
 
+// Operand b has one column of a row where a has all rows of a few columns: a shuffle takes one
+// element of each lane to another. Where a lane has two neighbouring columns, lanes below 16 send
+// the even one first and the others the odd one, so that those that need either receive it at once.
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__
     typename TileGradients<core_t, kRank, kThreeProducts, kShape>::RowGradient
-    TileGradients<core_t, kRank, kThreeProducts, kShape>::exchange(const LaneRow& own,
-                                                                   uint32_t entry_place) const {
-  float* row;
-  if constexpr (kGrouped) {
-    row = tile_.products + entry_place / sizeof(float);
-  } else {
-    row = tile_.rows[warp_];
-  }
-  if constexpr (kExact) {
-    store_at(row, lane_ * static_cast<uint32_t>(sizeof(LaneRow)), own);
-  } else {
-    const uint32_t columns = q1_ * q2_ * q3_;
+    TileGradients<core_t, kRank, kThreeProducts, kShape>::exchange_by_shuffles(
+        const LaneRow& own) const {
+  RowGradient gradient;
+  if constexpr (kNarrow) {
+    const uint32_t source = 4 * t_ + g_ % 4;
 #pragma unroll
-    for (uint32_t i = 0; i < kOwnColumnsOfRow; ++i) {
-      const uint32_t column = column_of_lane(i);
-      if (column < columns) row[column] = own.columns[i];
+    for (uint32_t i = 0; i < 4; ++i) {
+      gradient.b[i] = __shfl_sync(kAllLanes, own.columns[i / 2], source + i % 2 * 16);
     }
+    gradient.a = make_float2(own.columns[0], own.columns[1]);
+  } else {
+    const bool sends_odd = lane_ >= 16;
+    const bool needs_odd = g_ % 2 != 0;
+    const uint32_t source = 4 * t_ + g_ / 2 + g_ % 2 * 16;
+#pragma unroll
+    for (uint32_t half = 0; half < 2; ++half) {
+      const float even = own.columns[2 * half];
+      const float odd = own.columns[2 * half + 1];
+      const float first = __shfl_sync(kAllLanes, sends_odd ? odd : even, source);
+      const float second = __shfl_sync(kAllLanes, sends_odd ? even : odd, source ^ 16);
+      gradient.b[2 * half] = needs_odd ? second : first;
+      gradient.b[2 * half + 1] = needs_odd ? first : second;
+    }
+    gradient.a = make_float4(own.columns[0], own.columns[2], own.columns[1], own.columns[3]);
+  }
+  return gradient;
+}
+
+template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
+__device__ __forceinline__
+    typename TileGradients<core_t, kRank, kThreeProducts, kShape>::RowGradient
+    TileGradients<core_t, kRank, kThreeProducts, kShape>::exchange(const LaneRow& own) const {
+  float* const row = tile_.rows[warp_];
+  const uint32_t columns = q1_ * q2_ * q3_;
+#pragma unroll
+  for (uint32_t i = 0; i < kOwnColumnsOfRow; ++i) {
+    const uint32_t column = column_of_lane(i);
+    if (column < columns) row[column] = own.columns[i];
   }
   __syncwarp();
   RowGradient gradient;
   const uint32_t row_of_j1 = q2_ * q3_;
 #pragma unroll
   for (uint32_t i = 0; i < 4; ++i) {
-    const bool is_there = kExact ? kFullColumns || g_ < q3_ : i < q1_ && t_ < q2_ && g_ < q3_;
+    const bool is_there = i < q1_ && t_ < q2_ && g_ < q3_;
     gradient.b[i] = is_there ? row[i * row_of_j1 + t_ * q3_ + g_] : 0.0f;
   }
   float2 pairs[2];
@@ -73,8 +102,7 @@ __device__ __forceinline__
   for (uint32_t half = 0; half < 2; ++half) {
     const uint32_t j1 = g_ / 4 + 2 * half;
     const float* const pair = row + j1 * row_of_j1 + g_ % 4 * q3_ + 2 * t_;
-    const bool is_there =
-        kExact ? kFullColumns || 2 * t_ < q3_ : j1 < q1_ && g_ % 4 < q2_ && 2 * t_ < q3_;
+    const bool is_there = j1 < q1_ && g_ % 4 < q2_ && 2 * t_ < q3_;
     if constexpr (kPairs) {
       pairs[half] = is_there ? load_at<float2>(pair, 0) : make_float2(0.0f, 0.0f);
     } else {
@@ -97,16 +125,24 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::load_next_third() {
   const core_t* const source = lane_third_ + uint64_t{i3} * third_elements();
 #pragma unroll
   for (uint32_t n = 0; n < kRank / 8; ++n) {
-    const bool is_there = (kExact || 8 * n + g_ < r2_) && (kFullColumns || 2 * t_ < q3_);
-    slice_.rows[n] = make_float2(0.0f, 0.0f);
-    if constexpr (kPairs && std::is_same_v<core_t, float>) {
-      if (is_there) {
-        slice_.rows[n] = __ldg(reinterpret_cast<const float2*>(source + 8 * n * q3_));
+    if constexpr (kNarrow) {
+      if constexpr (std::is_same_v<core_t, float>) {
+        slice_.rows[n] = __ldg(source + 8 * n * kExactColumns);
+      } else {
+        slice_.rows[n] = load(source + 8 * n * kExactColumns);
       }
     } else {
-      if (is_there) slice_.rows[n].x = load(source + 8 * n * q3_);
-      if (is_there && (kExact || 2 * t_ + 1 < q3_)) {
-        slice_.rows[n].y = load(source + 8 * n * q3_ + 1);
+      const bool is_there = kExact || (8 * n + g_ < r2_ && 2 * t_ < q3_);
+      slice_.rows[n] = make_float2(0.0f, 0.0f);
+      if constexpr (kPairs && std::is_same_v<core_t, float>) {
+        if (is_there) {
+          slice_.rows[n] = __ldg(reinterpret_cast<const float2*>(source + 8 * n * q3_));
+        }
+      } else {
+        if (is_there) slice_.rows[n].x = load(source + 8 * n * q3_);
+        if (is_there && (kExact || 2 * t_ + 1 < q3_)) {
+          slice_.rows[n].y = load(source + 8 * n * q3_ + 1);
+        }
       }
     }
   }
@@ -121,7 +157,7 @@ __device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kSh
   own_.factor = ahead.lookup.factor;
   lookups_ = hold(__popc(__ballot_sync(kAllLanes, ahead.flags != 0)));
   ids_ = __ballot_sync(kAllLanes, (own_.third & kLastOfId) != 0);
-  lane_third_ = of_lane(third_, g_ * q3_ + 2 * t_);
+  lane_third_ = of_lane(third_, kNarrow ? lane_ : g_ * q3_ + 2 * t_);
   if constexpr (kPairs) {
     lane_row_ = of_lane(static_cast<const float*>(grad_.data) + column_, column_of_lane(0));
   }
@@ -140,7 +176,7 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::work_on_lookups() {
   if (targets_.touched[2] != nullptr && lane_ < lookups_) {
     targets_.touched[2][own_.third % 65536u] = 1;
   }
-  float* const target_of_lane = of_lane(targets_.gradients[2], g_ * q3_ + 2 * t_);
+  float* const target_of_lane = of_lane(targets_.gradients[2], element_of_lane());
   const uint32_t products = hold(Tile::product_lane(lane_));
   const uint32_t gradients =
       hold(Tile::gradient_place(g_ / 4, g_ % 4, t_ / 2) + t_ % 2 * static_cast<uint32_t>(8));
@@ -193,29 +229,40 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::work_on_lookups() {
 #pragma unroll
         for (int i = 0; i < 4; ++i) sums.dp[n][i] = 0.0f;
       }
-      if constexpr (kGrouped) __syncwarp();  // all have read the product
     }
-    add_id(sums, entry, target_of_lane + uint64_t{own % 65536u} * third_elements());
+    add_id(sums, target_of_lane + uint64_t{own % 65536u} * third_elements());
     load_next_third();
     starts_entry = (own & kLastOfEntry) != 0;
-    if (starts_entry) store_product_gradient(entry, gradients, sums.dp);
+    if (starts_entry) {
+      __syncwarp();  // all have read the product
+      store_product_gradient(entry, gradients, sums.dp);
+    }
   } while (number < lookups_);
 }
 
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kShape>::add_id(
-    EntrySums& sums, uint32_t entry_place, float* target) const {
+    EntrySums& sums, float* target) const {
 #pragma unroll
   for (uint32_t i = 0; i < kOwnColumnsOfRow; ++i) {
     sums.row.columns[i] = Product::operand(sums.row.columns[i]);
   }
-  const RowGradient row = exchange(sums.row, entry_place);
+  RowGradient row;
+  if constexpr (kExact) {
+    row = exchange_by_shuffles(sums.row);
+  } else {
+    row = exchange(sums.row);
+  }
   sums.row = {};
   add_third_gradient(target, sums.p, row.b);
 #pragma unroll
   for (uint32_t n = 0; n < kRank / 8; ++n) {
-    Product::multiply_add(sums.dp[n], row.a, Product::operand(slice_.rows[n].x),
-                          Product::operand(slice_.rows[n].y));
+    if constexpr (kNarrow) {
+      Product::multiply_add(sums.dp[n], row.a, Product::operand(slice_.rows[n]));
+    } else {
+      Product::multiply_add(sums.dp[n], row.a, Product::operand(slice_.rows[n].x),
+                            Product::operand(slice_.rows[n].y));
+    }
   }
 }
 
@@ -228,12 +275,18 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::add_third_gradient(
     float c[4] = {};
     Product::multiply_add(c, p[m][0], b[0], b[1]);
     Product::multiply_add(c, p[m][1], b[2], b[3]);
+    if constexpr (kNarrow) {
+      // Lanes with t >= 2 have the same sums as those two before: they add the second rows.
+      const bool is_second = t_ >= 2;
+      add_pair(target, make_float2(is_second ? c[2] : c[0], is_second ? c[3] : c[1]));
+    } else {
 #pragma unroll
-    for (uint32_t half = 0; half < 2; ++half) {
-      const uint32_t r2 = 16 * m + 8 * half;
-      const bool exists = kExact || r2 + g_ < r2_;
-      add(target + r2 * q3_, c[2 * half], c[2 * half + 1], exists && (kFullColumns || 2 * t_ < q3_),
-          exists && (kFullColumns || 2 * t_ + 1 < q3_));
+      for (uint32_t half = 0; half < 2; ++half) {
+        const uint32_t r2 = 16 * m + 8 * half;
+        const bool exists = kExact || r2 + g_ < r2_;
+        add(target + r2 * q3_, c[2 * half], c[2 * half + 1], exists && (kExact || 2 * t_ < q3_),
+            exists && (kExact || 2 * t_ + 1 < q3_));
+      }
     }
   }
 }

@@ -324,6 +324,20 @@ struct GradientProduct {
     }
   }
 
+  // c += a (16 x 4) @ b (4 x 8): a is {row g, row g + 8} at element t.
+  static __device__ __forceinline__ void multiply_add(float (&c)[4], float2 pair, float b) {
+    const float a[2] = {pair.x, pair.y};
+    if constexpr (kThreeProducts) {
+      const float a_high[2] = {high(a[0]), high(a[1])};
+      const float a_low[2] = {a[0] - a_high[0], a[1] - a_high[1]};
+      multiply_add_tf32(c, a_low, high(b));
+      multiply_add_tf32(c, a_high, b - high(b));
+      multiply_add_tf32(c, a_high, high(b));
+    } else {
+      multiply_add_tf32(c, a, b);
+    }
+  }
+
  private:
   static __device__ __forceinline__ float high(float value) {
     return __uint_as_float(__float_as_uint(value) & 0xffffe000u);

@@ -64,13 +64,20 @@ inline void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_
 
 // mma.m16n8k8: lane l holds of rows l / 4 and l / 4 + 8 of a, and of column l / 4 of b, the
 // elements l % 4 and + 4, of which the last 13 bits are ignored; of the sums, as above.
+inline float truncated(float value) {
+  return __uint_as_float(__float_as_uint(value) & 0xffffe000u);
+}
+
 inline void multiply_add_tf32(float (&c)[4], const float (&a)[4], float b0, float b1) {
-  const auto truncated = [](float value) {
-    return __uint_as_float(__float_as_uint(value) & 0xffffe000u);
-  };
   const ProductOperands<2> own{
       {{truncated(a[0]), truncated(a[2])}, {truncated(a[1]), truncated(a[3])}},
       {truncated(b0), truncated(b1)}};
+  add_products(c, own);
+}
+
+// mma.m16n8k4: the same, of elements l % 4 alone.
+inline void multiply_add_tf32(float (&c)[4], const float (&a)[2], float b) {
+  const ProductOperands<1> own{{{truncated(a[0])}, {truncated(a[1])}}, {truncated(b)}};
   add_products(c, own);
 }
 
