@@ -130,6 +130,7 @@ class TileGradients {
   struct ThirdSlice {
     // r2 = 8 n + g at columns 2 t and 2 t + 1, or where rows are narrow at column t.
     std::conditional_t<kNarrow, float, float2> rows[kRank / 8];
+    uint32_t first;  // its first element, of core 3
   };
 
   // A lane's share of a row of grad_output, see column_of_lane.
@@ -223,8 +224,14 @@ class TileGradients {
   __device__ __forceinline__ void add_third_gradient(float* target, const float4 (&p)[kHalves][2],
                                                      const float (&b)[4]) const;
 
-  // Places: of the entry's products, and as gradient_place_of takes it.
-  __device__ __forceinline__ void store_product_gradient(uint32_t entry_place, uint32_t lane_place,
+  // Takes a row, and starts to load that which takes its place.
+  __device__ __forceinline__ void add_row(LaneRow& sum, LaneRow& row, uint32_t number) const;
+
+  // products: the lane's place of the entry's, as product_place takes it.
+  __device__ __forceinline__ void start_entry(EntrySums& sums, uint32_t products) const;
+
+  // lane_place: as gradient_place_of takes it.
+  __device__ __forceinline__ void store_product_gradient(uint32_t lane_place,
                                                          const float (&dp)[kRank / 8][4]) const;
 
   // Where warps multiply in groups of four: the same, from tiled_backward_groups.cuh.
@@ -258,12 +265,15 @@ class TileGradients {
   // The lane's lookup.
   struct LaneLookup {
     uint32_t row;    // kExact: vectors of four floats from the first row to it
-    uint32_t third;  // as in GradientLookup, and the entry's slot and flags
+    uint32_t third;  // the first element of the slice of core 3
     float factor;
   };
   LaneLookup own_;
   uint32_t lookups_;          // of the warp
-  uint32_t ids_;              // of the warp's ids ahead, a bit for the last lookup of each
+  bool is_weighted_;          // not all factors are 1
+  uint32_t entries_;          // a bit for the last lookup of each entry
+  uint32_t ids_of_entries_;   // and of each id
+  uint32_t ids_;              // and of each id ahead
   LaneRow rows_[kRowsAhead];  // of the next lookups, used in turn
   ThirdSlice slice_;          // of the next id
   // The lane's first elements of row 0 and of slice 0.

@@ -120,9 +120,9 @@ __device__ __forceinline__ void
 TileGradients<core_t, kRank, kThreeProducts, kShape>::load_next_third() {
   // After the last id, any slice.
   const uint32_t last_lookup = __ffs(static_cast<int>(ids_)) - 1;
-  const uint32_t i3 = __shfl_sync(kAllLanes, own_.third, last_lookup % 32) % 65536u;
+  slice_.first = __shfl_sync(kAllLanes, own_.third, last_lookup % 32);
   ids_ &= ids_ - 1;
-  const core_t* const source = lane_third_ + uint64_t{i3} * third_elements();
+  const core_t* const source = lane_third_ + slice_.first;
 #pragma unroll
   for (uint32_t n = 0; n < kRank / 8; ++n) {
     if constexpr (kNarrow) {
@@ -153,10 +153,16 @@ __device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kSh
     const Ahead& ahead) {
   own_.row =
       kExact ? ahead.lookup.row * static_cast<uint32_t>(grad_.row_stride / 4) : ahead.lookup.row;
-  own_.third = ahead.lookup.third | ahead.flags;
+  const uint32_t i3 = ahead.lookup.third % 65536u;
+  own_.third = i3 * third_elements();
   own_.factor = ahead.lookup.factor;
-  lookups_ = hold(__popc(__ballot_sync(kAllLanes, ahead.flags != 0)));
-  ids_ = __ballot_sync(kAllLanes, (own_.third & kLastOfId) != 0);
+  const bool has_lookup = ahead.flags != 0;
+  if (targets_.touched[2] != nullptr && has_lookup) targets_.touched[2][i3] = 1;
+  lookups_ = __popc(__ballot_sync(kAllLanes, has_lookup));
+  is_weighted_ = __any_sync(kAllLanes, has_lookup && own_.factor != 1.0f);
+  entries_ = __ballot_sync(kAllLanes, (ahead.flags & kLastOfEntry) != 0);
+  ids_ = __ballot_sync(kAllLanes, (ahead.lookup.third & kLastOfId) != 0);
+  ids_of_entries_ = ids_;
   lane_third_ = of_lane(third_, kNarrow ? lane_ : g_ * q3_ + 2 * t_);
   if constexpr (kPairs) {
     lane_row_ = of_lane(static_cast<const float*>(grad_.data) + column_, column_of_lane(0));
@@ -170,74 +176,69 @@ __device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kSh
 }
 
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
+__device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kShape>::add_row(
+    LaneRow& sum, LaneRow& row, uint32_t number) const {
+  const float factor = is_weighted_ ? __shfl_sync(kAllLanes, own_.factor, number) : 1.0f;
+#pragma unroll
+  for (uint32_t i = 0; i < kOwnColumnsOfRow; ++i) sum.columns[i] += factor * row.columns[i];
+  if (number + kRowsAhead < lookups_) {
+    row = load_row(__shfl_sync(kAllLanes, own_.row, number + kRowsAhead));
+  }
+}
+
+template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
+__device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kShape>::start_entry(
+    EntrySums& sums, uint32_t products) const {
+#pragma unroll
+  for (uint32_t k = 0; k < 2; ++k) {
+#pragma unroll
+    for (uint32_t m = 0; m < kHalves; ++m) {
+      sums.p[m][k] = load_at<float4>(tile_.products, Tile::product_place(products, k, m));
+    }
+  }
+#pragma unroll
+  for (uint32_t n = 0; n < kRank / 8; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums.dp[n][i] = 0.0f;
+  }
+}
+
+// Lookups are taken in turns of as many as there are rows ahead, so that each turn finds a row in
+// the same registers: to choose between registers would be to wait for all of them. What ends where
+// is told by bits that all lanes know.
+template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void
 TileGradients<core_t, kRank, kThreeProducts, kShape>::work_on_lookups() {
   if (lookups_ == 0) return;
-  if (targets_.touched[2] != nullptr && lane_ < lookups_) {
-    targets_.touched[2][own_.third % 65536u] = 1;
-  }
   float* const target_of_lane = of_lane(targets_.gradients[2], element_of_lane());
-  const uint32_t products = hold(Tile::product_lane(lane_));
-  const uint32_t gradients =
-      hold(Tile::gradient_place(g_ / 4, g_ % 4, t_ / 2) + t_ % 2 * static_cast<uint32_t>(8));
+  // Of the entry.
+  uint32_t products = hold(warp_ * Tile::kEntryBytes + Tile::product_lane(lane_));
+  uint32_t gradients =
+      hold(warp_ * Tile::kEntryBytes + Tile::gradient_place(g_ / 4, g_ % 4, t_ / 2) + t_ % 2 * 8);
   EntrySums sums;
-  uint32_t number = hold(0u);
-  bool starts_entry = true;
   sums.row = {};
+  start_entry(sums, products);
+  uint32_t ids = ids_of_entries_;
+  uint32_t entries = entries_;
 #pragma unroll 1
-  do {
-    const uint32_t own = __shfl_sync(kAllLanes, own_.third, number);
-    const float factor = __shfl_sync(kAllLanes, own_.factor, number);
-    const uint32_t row_ahead = __shfl_sync(kAllLanes, own_.row, number + kRowsAhead);
-    const bool has_ahead = number + kRowsAhead < lookups_;
-    const auto take = [&](LaneRow& row) {
+  for (uint32_t number = 0;; number += kRowsAhead) {
 #pragma unroll
-      for (uint32_t i = 0; i < kOwnColumnsOfRow; ++i) {
-        sums.row.columns[i] += factor * row.columns[i];
-      }
-      if (has_ahead) row = load_row(row_ahead);
-    };
-    // Branches: to choose between registers is to wait for all of them.
-    static_assert(kRowsAhead == 4);
-    switch (number % kRowsAhead) {
-      case 0:
-        take(rows_[0]);
-        break;
-      case 1:
-        take(rows_[1]);
-        break;
-      case 2:
-        take(rows_[2]);
-        break;
-      default:
-        take(rows_[3]);
-    }
-    ++number;
-    if ((own & kLastOfId) == 0) continue;
-    const uint32_t entry = entry_number(own >> kSlotShift & 3) * Tile::kEntryBytes;
-    if (starts_entry) {
-#pragma unroll
-      for (uint32_t k = 0; k < 2; ++k) {
-#pragma unroll
-        for (uint32_t m = 0; m < kHalves; ++m) {
-          sums.p[m][k] =
-              load_at<float4>(tile_.products, entry + Tile::product_place(products, k, m));
-        }
-      }
-#pragma unroll
-      for (uint32_t n = 0; n < kRank / 8; ++n) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) sums.dp[n][i] = 0.0f;
-      }
-    }
-    add_id(sums, target_of_lane + uint64_t{own % 65536u} * third_elements());
-    load_next_third();
-    starts_entry = (own & kLastOfEntry) != 0;
-    if (starts_entry) {
+    for (uint32_t i = 0; i < kRowsAhead; ++i) {
+      add_row(sums.row, rows_[i], number + i);
+      if ((ids & 1u << i) == 0) continue;
+      add_id(sums, target_of_lane + slice_.first);
+      load_next_third();
+      if ((entries & 1u << i) == 0) continue;
       __syncwarp();  // all have read the product
-      store_product_gradient(entry, gradients, sums.dp);
+      store_product_gradient(gradients, sums.dp);
+      if (number + i + 1 == lookups_) return;
+      products += kBackwardWarps * Tile::kEntryBytes;
+      gradients += kBackwardWarps * Tile::kEntryBytes;
+      start_entry(sums, products);
     }
-  } while (number < lookups_);
+    ids >>= kRowsAhead;
+    entries >>= kRowsAhead;
+  }
 }
 
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
@@ -294,13 +295,13 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::add_third_gradient(
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void
 TileGradients<core_t, kRank, kThreeProducts, kShape>::store_product_gradient(
-    uint32_t entry_place, uint32_t lane_place, const float (&dp)[kRank / 8][4]) const {
+    uint32_t lane_place, const float (&dp)[kRank / 8][4]) const {
 #pragma unroll
   for (uint32_t half = 0; half < 2; ++half) {
 #pragma unroll
     for (uint32_t n = 0; n < kRank / 8; ++n) {
       store_at(
-          tile_.products, entry_place + Tile::gradient_place_of(lane_place, half, 2 * n),
+          tile_.products, Tile::gradient_place_of(lane_place, half, 2 * n),
           make_float2(Product::operand(dp[n][2 * half]), Product::operand(dp[n][2 * half + 1])));
     }
   }
