@@ -126,6 +126,8 @@ class TileGradients {
   static constexpr uint32_t kSlotShift = 28;
   // Rows that are on their way while one is worked on.
   static constexpr uint32_t kRowsAhead = 4;
+  // Of them, those of which lanes are told at once where they start.
+  static constexpr uint32_t kRowsTold = !kExact ? 1 : kRank == 32 ? 4 : 2;
 
   struct ThirdSlice {
     // r2 = 8 n + g at columns 2 t and 2 t + 1, or where rows are narrow at column t.
@@ -223,9 +225,6 @@ class TileGradients {
 
   __device__ __forceinline__ void add_third_gradient(float* target, const float4 (&p)[kHalves][2],
                                                      const float (&b)[4]) const;
-
-  // Takes a row, and starts to load that which takes its place.
-  __device__ __forceinline__ void add_row(LaneRow& sum, LaneRow& row, uint32_t number) const;
 
   // products: the lane's place of the entry's, as product_place takes it.
   __device__ __forceinline__ void start_entry(EntrySums& sums, uint32_t products) const;

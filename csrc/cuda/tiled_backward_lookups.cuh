@@ -176,17 +176,6 @@ __device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kSh
 }
 
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
-__device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kShape>::add_row(
-    LaneRow& sum, LaneRow& row, uint32_t number) const {
-  const float factor = is_weighted_ ? __shfl_sync(kAllLanes, own_.factor, number) : 1.0f;
-#pragma unroll
-  for (uint32_t i = 0; i < kOwnColumnsOfRow; ++i) sum.columns[i] += factor * row.columns[i];
-  if (number + kRowsAhead < lookups_) {
-    row = load_row(__shfl_sync(kAllLanes, own_.row, number + kRowsAhead));
-  }
-}
-
-template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kShape>::start_entry(
     EntrySums& sums, uint32_t products) const {
 #pragma unroll
@@ -222,16 +211,30 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::work_on_lookups() {
   uint32_t entries = entries_;
 #pragma unroll 1
   for (uint32_t number = 0;; number += kRowsAhead) {
+    const uint32_t left = lookups_ - number;
+    uint32_t next_rows[kRowsTold];
 #pragma unroll
     for (uint32_t i = 0; i < kRowsAhead; ++i) {
-      add_row(sums.row, rows_[i], number + i);
+      if (i % kRowsTold == 0 && left > kRowsAhead + i) {
+        // Together, and before they are needed: there is one wait for all.
+#pragma unroll
+        for (uint32_t k = 0; k < kRowsTold; ++k) {
+          next_rows[k] = __shfl_sync(kAllLanes, own_.row, number + kRowsAhead + i + k);
+        }
+      }
+      const float factor = is_weighted_ ? __shfl_sync(kAllLanes, own_.factor, number + i) : 1.0f;
+#pragma unroll
+      for (uint32_t k = 0; k < kOwnColumnsOfRow; ++k) {
+        sums.row.columns[k] += factor * rows_[i].columns[k];
+      }
+      if (left > kRowsAhead + i) rows_[i] = load_row(next_rows[i % kRowsTold]);
       if ((ids & 1u << i) == 0) continue;
       add_id(sums, target_of_lane + slice_.first);
       load_next_third();
       if ((entries & 1u << i) == 0) continue;
       __syncwarp();  // all have read the product
       store_product_gradient(gradients, sums.dp);
-      if (number + i + 1 == lookups_) return;
+      if (left == i + 1) return;
       products += kBackwardWarps * Tile::kEntryBytes;
       gradients += kBackwardWarps * Tile::kEntryBytes;
       start_entry(sums, products);
