@@ -217,8 +217,8 @@ class TileGradients {
     return kNarrow ? (g_ + t_ / 2 * 8) * kExactColumns + t_ % 2 * 2 : g_ * q3_ + 2 * t_;
   }
 
-  // Of the next id.
-  __device__ __forceinline__ void load_next_third();
+  // Of the id of a lookup. After the last one, any slice.
+  __device__ __forceinline__ void load_third(uint32_t number);
 
   // target: the lane's first element of dG3[i3].
   __device__ __forceinline__ void add_id(EntrySums& sums, float* target) const;
@@ -271,8 +271,8 @@ class TileGradients {
   uint32_t lookups_;          // of the warp
   bool is_weighted_;          // not all factors are 1
   uint32_t entries_;          // a bit for the last lookup of each entry
-  uint32_t ids_of_entries_;   // and of each id
-  uint32_t ids_;              // and of each id ahead
+  uint32_t ids_;              // and of each id
+  uint32_t sender_;           // kExact: the lane that sends first in exchange_by_shuffles
   LaneRow rows_[kRowsAhead];  // of the next lookups, used in turn
   ThirdSlice slice_;          // of the next id
   // The lane's first elements of row 0 and of slice 0.

@@ -54,22 +54,20 @@ __device__ __forceinline__
         const LaneRow& own) const {
   RowGradient gradient;
   if constexpr (kNarrow) {
-    const uint32_t source = 4 * t_ + g_ % 4;
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i) {
-      gradient.b[i] = __shfl_sync(kAllLanes, own.columns[i / 2], source + i % 2 * 16);
+      gradient.b[i] = __shfl_sync(kAllLanes, own.columns[i / 2], sender_ + i % 2 * 16);
     }
     gradient.a = make_float2(own.columns[0], own.columns[1]);
   } else {
     const bool sends_odd = lane_ >= 16;
     const bool needs_odd = g_ % 2 != 0;
-    const uint32_t source = 4 * t_ + g_ / 2 + g_ % 2 * 16;
 #pragma unroll
     for (uint32_t half = 0; half < 2; ++half) {
       const float even = own.columns[2 * half];
       const float odd = own.columns[2 * half + 1];
-      const float first = __shfl_sync(kAllLanes, sends_odd ? odd : even, source);
-      const float second = __shfl_sync(kAllLanes, sends_odd ? even : odd, source ^ 16);
+      const float first = __shfl_sync(kAllLanes, sends_odd ? odd : even, sender_);
+      const float second = __shfl_sync(kAllLanes, sends_odd ? even : odd, sender_ ^ 16);
       gradient.b[2 * half] = needs_odd ? second : first;
       gradient.b[2 * half + 1] = needs_odd ? first : second;
     }
@@ -116,12 +114,9 @@ __device__ __forceinline__
 }
 
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
-__device__ __forceinline__ void
-TileGradients<core_t, kRank, kThreeProducts, kShape>::load_next_third() {
-  // After the last id, any slice.
-  const uint32_t last_lookup = __ffs(static_cast<int>(ids_)) - 1;
-  slice_.first = __shfl_sync(kAllLanes, own_.third, last_lookup % 32);
-  ids_ &= ids_ - 1;
+__device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kShape>::load_third(
+    uint32_t number) {
+  slice_.first = __shfl_sync(kAllLanes, own_.third, number);
   const core_t* const source = lane_third_ + slice_.first;
 #pragma unroll
   for (uint32_t n = 0; n < kRank / 8; ++n) {
@@ -162,17 +157,17 @@ __device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kSh
   is_weighted_ = __any_sync(kAllLanes, has_lookup && own_.factor != 1.0f);
   entries_ = __ballot_sync(kAllLanes, (ahead.flags & kLastOfEntry) != 0);
   ids_ = __ballot_sync(kAllLanes, (ahead.lookup.third & kLastOfId) != 0);
-  ids_of_entries_ = ids_;
   lane_third_ = of_lane(third_, kNarrow ? lane_ : g_ * q3_ + 2 * t_);
   if constexpr (kPairs) {
     lane_row_ = of_lane(static_cast<const float*>(grad_.data) + column_, column_of_lane(0));
   }
+  if constexpr (kExact) sender_ = hold(4 * t_ + (kNarrow ? g_ % 4 : g_ / 2 + g_ % 2 * 16));
 #pragma unroll
   for (uint32_t i = 0; i < kRowsAhead; ++i) {
     const uint32_t row = __shfl_sync(kAllLanes, own_.row, i);
     if (i < lookups_) rows_[i] = load_row(row);
   }
-  load_next_third();
+  load_third(0);
 }
 
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
@@ -207,7 +202,7 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::work_on_lookups() {
   EntrySums sums;
   sums.row = {};
   start_entry(sums, products);
-  uint32_t ids = ids_of_entries_;
+  uint32_t ids = ids_;
   uint32_t entries = entries_;
 #pragma unroll 1
   for (uint32_t number = 0;; number += kRowsAhead) {
@@ -230,7 +225,7 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::work_on_lookups() {
       if (left > kRowsAhead + i) rows_[i] = load_row(next_rows[i % kRowsTold]);
       if ((ids & 1u << i) == 0) continue;
       add_id(sums, target_of_lane + slice_.first);
-      load_next_third();
+      load_third(number + i + 1);
       if ((entries & 1u << i) == 0) continue;
       __syncwarp();  // all have read the product
       store_product_gradient(gradients, sums.dp);
