@@ -149,11 +149,22 @@ class TileGradients {
     std::conditional_t<kNarrow, float2, float4> a;
   };
 
+  // What an id adds to dG3: rows r2 = 16 m + g and + 8, columns 2 t and + 1.
+  struct ThirdSums {
+    float rows[kHalves][4];
+    uint32_t first;  // element of the slice, or kNoSlice
+  };
+  static constexpr uint32_t kNoSlice = ~0u;
+  // Such sums leave when the next id's are about to be computed, which do not wait for them. Where
+  // blocks are four there are no registers for that, but other warps that work meanwhile.
+  static constexpr bool kDefersThird = kExact && kRank == 32;
+
   // Sums over the lookups of an entry.
   struct EntrySums {
     float4 p[kHalves][2];    // operands of dG3: [r2 from 16 m on][rows j1 = 2 k and + 1]
     float dp[kRank / 8][4];  // the entry's dP: rows g and g + 8, columns r2 = 8 n + 2 t and + 1
     LaneRow row;             // over the lookups of one id
+    ThirdSums third;         // of the last id
   };
 
   // Of dG2, those columns of a warp.
@@ -220,11 +231,11 @@ class TileGradients {
   // Of the id of a lookup. After the last one, any slice.
   __device__ __forceinline__ void load_third(uint32_t number);
 
-  // target: the lane's first element of dG3[i3].
-  __device__ __forceinline__ void add_id(EntrySums& sums, float* target) const;
+  // target_of_lane: its first element of dG3.
+  __device__ __forceinline__ void add_id(EntrySums& sums, float* target_of_lane) const;
 
-  __device__ __forceinline__ void add_third_gradient(float* target, const float4 (&p)[kHalves][2],
-                                                     const float (&b)[4]) const;
+  __device__ __forceinline__ void add_third_gradient(const ThirdSums& sums,
+                                                     float* target_of_lane) const;
 
   // products: the lane's place of the entry's, as product_place takes it.
   __device__ __forceinline__ void start_entry(EntrySums& sums, uint32_t products) const;

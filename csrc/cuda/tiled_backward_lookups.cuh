@@ -201,6 +201,7 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::work_on_lookups() {
       hold(warp_ * Tile::kEntryBytes + Tile::gradient_place(g_ / 4, g_ % 4, t_ / 2) + t_ % 2 * 8);
   EntrySums sums;
   sums.row = {};
+  sums.third.first = kNoSlice;
   start_entry(sums, products);
   uint32_t ids = ids_;
   uint32_t entries = entries_;
@@ -224,12 +225,15 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::work_on_lookups() {
       }
       if (left > kRowsAhead + i) rows_[i] = load_row(next_rows[i % kRowsTold]);
       if ((ids & 1u << i) == 0) continue;
-      add_id(sums, target_of_lane + slice_.first);
+      add_id(sums, target_of_lane);
       load_third(number + i + 1);
       if ((entries & 1u << i) == 0) continue;
       __syncwarp();  // all have read the product
       store_product_gradient(gradients, sums.dp);
-      if (left == i + 1) return;
+      if (left == i + 1) {
+        if constexpr (kDefersThird) add_third_gradient(sums.third, target_of_lane);
+        return;
+      }
       products += kBackwardWarps * Tile::kEntryBytes;
       gradients += kBackwardWarps * Tile::kEntryBytes;
       start_entry(sums, products);
@@ -241,7 +245,7 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::work_on_lookups() {
 
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kShape>::add_id(
-    EntrySums& sums, float* target) const {
+    EntrySums& sums, float* target_of_lane) const {
 #pragma unroll
   for (uint32_t i = 0; i < kOwnColumnsOfRow; ++i) {
     sums.row.columns[i] = Product::operand(sums.row.columns[i]);
@@ -253,7 +257,19 @@ __device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kSh
     row = exchange(sums.row);
   }
   sums.row = {};
-  add_third_gradient(target, sums.p, row.b);
+  if (kDefersThird && sums.third.first != kNoSlice) {
+    add_third_gradient(sums.third, target_of_lane);
+  }
+  sums.third.first = slice_.first;
+#pragma unroll
+  for (uint32_t m = 0; m < kHalves; ++m) {
+    float (&c)[4] = sums.third.rows[m];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) c[i] = 0.0f;
+    Product::multiply_add(c, sums.p[m][0], row.b[0], row.b[1]);
+    Product::multiply_add(c, sums.p[m][1], row.b[2], row.b[3]);
+  }
+  if constexpr (!kDefersThird) add_third_gradient(sums.third, target_of_lane);
 #pragma unroll
   for (uint32_t n = 0; n < kRank / 8; ++n) {
     if constexpr (kNarrow) {
@@ -268,12 +284,11 @@ __device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kSh
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void
 TileGradients<core_t, kRank, kThreeProducts, kShape>::add_third_gradient(
-    float* target, const float4 (&p)[kHalves][2], const float (&b)[4]) const {
+    const ThirdSums& sums, float* target_of_lane) const {
+  float* const target = target_of_lane + sums.first;
 #pragma unroll
   for (uint32_t m = 0; m < kHalves; ++m) {
-    float c[4] = {};
-    Product::multiply_add(c, p[m][0], b[0], b[1]);
-    Product::multiply_add(c, p[m][1], b[2], b[3]);
+    const float (&c)[4] = sums.rows[m];
     if constexpr (kNarrow) {
       // Lanes with t >= 2 have the same sums as those two before: they add the second rows.
       const bool is_second = t_ >= 2;
