@@ -140,6 +140,13 @@ __device__ __forceinline__ T hold(T value) {
   return __shfl_sync(kAllLanes, value, threadIdx.x % 32);
 }
 
+// A value that all lanes have, as one of which the compiler knows that: what depends on it needs no
+// preparations for lanes that part, four instructions a branch or shuffle. By whole warps.
+template <typename T>
+__device__ __forceinline__ T same_in_warp(T value) {
+  return __shfl_sync(kAllLanes, value, 0);
+}
+
 // Adds two values to consecutive words, aligned to both.
 __device__ __forceinline__ void add_pair(float* target, float2 value) {
 #if __CUDA_ARCH__ >= 900

@@ -70,14 +70,15 @@ class TileGradients {
 
   __device__ __forceinline__ TileGradients(BackwardShared<kRank, kShape>& shared,
                                            const TileSlot& slot, const TiledFeature& feature,
-                                           const GradientTargets& targets, const BackwardPass& pass)
+                                           const GradientTargets& targets, const BackwardPass& pass,
+                                           uint32_t warp)
       : tile_(shared.tile),
         slot_(slot),
         targets_(targets),
         lane_(threadIdx.x % 32),
         g_(lane_ / 4),
         t_(lane_ % 4),
-        warp_(threadIdx.x / 32),
+        warp_(warp),
         first_(static_cast<const core_t*>(feature.cores[0])),
         second_(static_cast<const core_t*>(feature.cores[1])),
         third_(static_cast<const core_t*>(feature.cores[2])),
@@ -88,7 +89,7 @@ class TileGradients {
         q3_(kExact ? kExactColumns : feature.q[2]),
         grad_(pass.grad_output),
         column_(feature.output_column),
-        count_(slot.count()) {}
+        count_(same_in_warp(slot.count())) {}
 
   // Starts to load what the tile needs.
   __device__ __forceinline__ void load_ahead(Ahead& ahead, const BackwardWork& work) const;

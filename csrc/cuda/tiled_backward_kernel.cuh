@@ -27,17 +27,18 @@ __global__ void __launch_bounds__(kBackwardThreads,
   using Gradients = TileGradients<core_t, kRank, kThreeProducts, kShape>;
   extern __shared__ __align__(1024) char shared_bytes[];
   auto& shared = *reinterpret_cast<BackwardShared<kRank, kShape>*>(shared_bytes);
-  const bool leads = threadIdx.x < 32;
+  const uint32_t warp = same_in_warp(threadIdx.x / 32);
+  const bool leads = warp == 0;
   allow_dependent_launch();
   wait_for_previous_kernel();
   const auto gradients_of = [&](const TileSlot& slot) {
-    const uint32_t f = slot.feature();
-    return Gradients(shared, slot, group.features[f], pass.targets[f], pass);
+    const uint32_t f = same_in_warp(slot.feature());
+    return Gradients(shared, slot, group.features[f], pass.targets[f], pass, warp);
   };
   TileQueue queue(pass.work, shared.classes);
   if (leads) queue.start(shared.slots[0]);
   __syncthreads();
-  if (shared.slots[0].count() == 0) return;
+  if (same_in_warp(shared.slots[0].count()) == 0) return;
   typename Gradients::Ahead ahead;
   typename Gradients::FirstRows first;
   {
@@ -63,7 +64,7 @@ __global__ void __launch_bounds__(kBackwardThreads,
     tile.add_first_gradients();
     wait_for_copies();
     __syncthreads();
-    if (next.count() == 0) {
+    if (same_in_warp(next.count()) == 0) {
       tile.add_second_gradient(tile.sum_second_gradient());
       return;
     }

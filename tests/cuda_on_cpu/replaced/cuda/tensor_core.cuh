@@ -62,12 +62,12 @@ inline void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_
   multiply_add(c, a, b0, b1);
 }
 
-// mma.m16n8k8: lane l holds of rows l / 4 and l / 4 + 8 of a, and of column l / 4 of b, the
-// elements l % 4 and + 4, of which the last 13 bits are ignored; of the sums, as above.
 inline float truncated(float value) {
   return __uint_as_float(__float_as_uint(value) & 0xffffe000u);
 }
 
+// mma.m16n8k8: lane l holds of rows l / 4 and l / 4 + 8 of a, and of column l / 4 of b, the
+// elements l % 4 and + 4, of which the last 13 bits are ignored; of the sums, as above.
 inline void multiply_add_tf32(float (&c)[4], const float (&a)[4], float b0, float b1) {
   const ProductOperands<2> own{
       {{truncated(a[0]), truncated(a[2])}, {truncated(a[1]), truncated(a[3])}},
@@ -121,6 +121,11 @@ inline void store_global_vector(uint64_t address, uint4 v) {
 template <typename T>
 T hold(T value) {
   return __shfl_sync(kAllLanes, value, threadIdx.x % 32);
+}
+
+template <typename T>
+T same_in_warp(T value) {
+  return __shfl_sync(kAllLanes, value, 0);
 }
 
 inline void add_pair(float* target, float2 value) {
