@@ -156,9 +156,8 @@ class TileGradients {
     uint32_t first;  // element of the slice, or kNoSlice
   };
   static constexpr uint32_t kNoSlice = ~0u;
-  // Such sums leave when the next id's are about to be computed, which do not wait for them. Where
-  // blocks are four there are no registers for that, but other warps that work meanwhile.
-  static constexpr bool kDefersThird = kExact && kRank == 32;
+  // Such sums leave when the next id's are about to be computed: nothing waits for the products.
+  static constexpr bool kDefersThird = kExact;
 
   // Sums over the lookups of an entry.
   struct EntrySums {
