@@ -126,7 +126,7 @@ class TileGradients {
   static constexpr uint32_t kLastOfEntry = 0x40000000u;
   static constexpr uint32_t kSlotShift = 28;
   // Rows that are on their way while one is worked on.
-  static constexpr uint32_t kRowsAhead = 4;
+  static constexpr uint32_t kRowsAhead = kExact && kRank == 32 && !kThreeProducts ? 8 : 4;
   // Of them, those of which lanes are told at once where they start.
   static constexpr uint32_t kRowsTold = !kExact ? 1 : kRank == 32 ? 4 : 2;
 
