@@ -145,7 +145,7 @@ GradientShape find_shape(const BackwardPlan& plan, const StridedMatrix& grad_out
 }
 
 // Whether the warps of the current device multiply in groups, and a block has room for that.
-cudaError_t read_grouped(bool* is_grouped) {
+cudaError_t read_grouped(int32_t rank, bool* is_grouped) {
   *is_grouped = false;
   if (!kHasGroupedGradients) return cudaSuccess;
   int major = 0;
@@ -156,7 +156,8 @@ cudaError_t read_grouped(bool* is_grouped) {
   if (error == cudaSuccess) {
     error = read_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, &shared_limit);
   }
-  *is_grouped = major == 9 && minor == 0 && shared_limit >= kGroupedSharedBytes;
+  const int needed = rank == 16 ? kGroupedSharedBytes<16> : kGroupedSharedBytes<32>;
+  *is_grouped = major == 9 && minor == 0 && shared_limit >= needed;
   return error;
 }
 
@@ -189,10 +190,17 @@ cudaError_t plan_tiled_backward(const BagBatch& batch, const StridedMatrix& grad
   if (error != cudaSuccess) return error;
   plan->shape = find_shape(*plan, grad_output,
                            batch.pooling_mode == PoolingMode::kNone ? batch.nnz : batch.batch_size);
-  if (plan->shape == GradientShape::kExact && plan->rank == kMaxGradientRank &&
-      !plan->three_products && plan->core_type == ElementType::kFloat32) {
+  // Core gradients are allocated anew, so this is no loss.
+  bool aligned = true;
+  for (int32_t f = 0; f < plan->group.count; ++f) {
+    for (float* const gradient : plan->targets[f].gradients) {
+      aligned = aligned && is_aligned(gradient, 16);
+    }
+  }
+  if (plan->shape == GradientShape::kExact && aligned && !plan->three_products &&
+      plan->core_type == ElementType::kFloat32) {
     bool is_grouped = false;
-    error = read_grouped(&is_grouped);
+    error = read_grouped(plan->rank, &is_grouped);
     if (error != cudaSuccess) return error;
     if (is_grouped) plan->shape = GradientShape::kGrouped;
   }

@@ -17,7 +17,7 @@ struct GradientTargets {
 // of columns are neighbours and aligned to both, in it, in the cores and in the targets.
 enum class GradientShape {
   kExact,  // q = (4, 4, rank / 4), ranks as padded; vectors of four columns are neighbours, aligned
-  // As kExact with rank 32, cores of fp32 and one product, on a device of compute capability 9.0,
+  // As kExact with cores of fp32 and one product, on a device of compute capability 9.0,
   // whose warps multiply in groups of four.
   kGrouped,
   kEven,  // q3 and both ranks are even

@@ -15,7 +15,7 @@ namespace flowtt::cuda {
 // What a block has in dynamic shared memory.
 template <int kRank, GradientShape kShape>
 struct BackwardShared {
-  std::conditional_t<kShape == GradientShape::kGrouped, GroupTile, BackwardTile<kRank>> tile;
+  std::conditional_t<kShape == GradientShape::kGrouped, GroupTile<kRank>, BackwardTile<kRank>> tile;
   TileSlot slots[2];  // the tile that is worked on, and the next
   uint2 classes[32];  // see TileQueue
 };
@@ -31,6 +31,7 @@ struct BackwardPass {
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 class TileGradients {
   using Tile = BackwardTile<kRank>;
+  using Group = GroupTile<kRank>;
   static constexpr uint32_t kHalves = Tile::kHalves;
   // Of the columns of dG2, in tiles of 8, those of a warp.
   static constexpr uint32_t kOwnColumns = kGradientQ * kRank / 8 / kBackwardWarps;
@@ -109,9 +110,10 @@ class TileGradients {
   // dG1 of the warp's entries, transposed: columns are 16 rows (slot, j1).
   __device__ __forceinline__ void add_first_gradients() const;
 
-  // The warp's columns of dG2, over all entries.
+  // The warp's columns of dG2, over all entries: of 8 columns after the other, parts m of 16 rows,
+  // r1 = g + 16 m and + 8, columns 2 t and + 1. By groups, what add_second_gradient_by_group says.
   struct SecondSums {
-    float columns[kOwnColumns][kHalves][4];  // rows r1 = g + 16 m and + 8, columns 2 t and + 1
+    float tiles[kGrouped ? kRank / 8 : kOwnColumns * kHalves][4];
   };
   __device__ __forceinline__ SecondSums sum_second_gradient() const;
   __device__ __forceinline__ void add_second_gradient(const SecondSums& sums) const;
@@ -158,6 +160,13 @@ class TileGradients {
       r2 = number % (kRank / 8) * 8;
     }
   };
+
+  // What GroupTile knows better.
+  static constexpr bool kGradientsByLane = kGrouped && Group::kGradientsByLane;
+  static constexpr bool kRowsInProducts = kGrouped && !Group::kHasRows;
+  __device__ __forceinline__ uint32_t row_of_third() const {
+    return kGrouped ? Group::product_row(g_) : g_;
+  }
 
   // The number in the tile of the entry in a slot of this warp.
   __device__ __forceinline__ uint32_t entry_number(uint32_t slot) const {
@@ -211,7 +220,8 @@ class TileGradients {
   __device__ __forceinline__ void add_third_gradient(float* target, const float4 (&p)[kHalves][2],
                                                      const float (&b)[4]) const;
 
-  // Places: of the entry's products, and as gradient_place_of takes it.
+  // Places: of the entry's products, and as gradient_place_of takes it, of the lane's pair or,
+  // where kGradientsByLane, vector.
   __device__ __forceinline__ void store_product_gradient(uint32_t entry_place, uint32_t lane_place,
                                                          const float (&dp)[kRank / 8][4]) const;
 
@@ -225,7 +235,7 @@ class TileGradients {
   // Of entries that are not there.
   __device__ __forceinline__ void clear_missing_products() const;
 
-  std::conditional_t<kGrouped, GroupTile, Tile>& tile_;
+  std::conditional_t<kGrouped, Group, Tile>& tile_;
   const TileSlot& slot_;
   const GradientTargets& targets_;
   const uint32_t lane_;

@@ -10,13 +10,13 @@ namespace flowtt::cuda {
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void
 TileGradients<core_t, kRank, kThreeProducts, kShape>::load_second_by_group(Ahead& ahead) const {
-  const GroupSecondRows own(threadIdx.x);
+  using Rows = GroupSecondRows<kRank>;
+  const Rows own(threadIdx.x);
   const core_t* const second =
       second_ + slot_.i2() * static_cast<int64_t>(Tile::kSecondElements) + own.element;
 #pragma unroll
   for (uint32_t i = 0; i < kOwnSecond; ++i) {
-    ahead.second[i] =
-        __ldg(reinterpret_cast<const float4*>(second + GroupSecondRows::element_step(i)));
+    ahead.second[i] = __ldg(reinterpret_cast<const float4*>(second + Rows::element_step(i)));
   }
 }
 
@@ -24,7 +24,8 @@ template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void
 TileGradients<core_t, kRank, kThreeProducts, kShape>::store_second_by_group(
     const Ahead& ahead) const {
-  const GroupSecondRows own(threadIdx.x);
+  using Rows = GroupSecondRows<kRank>;
+  const Rows own(threadIdx.x);
   const uint32_t place = hold(own.place);
   const uint32_t rows_place = hold(own.rows_place);
 #pragma unroll
@@ -34,9 +35,9 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::store_second_by_group(
                               Product::operand(v.w)};
 #pragma unroll
     for (uint32_t n = 0; n < 4; ++n) {
-      store_at(tile_.second, GroupSecondRows::place_at(place, i, n), columns[n]);
-      store_at(tile_.second_rows, GroupSecondRows::rows_place_at(rows_place, i, n), columns[n]);
+      store_at(tile_.second, Rows::place_at(place, i, n), columns[n]);
     }
+    Rows::store_rows(tile_.second_rows, rows_place, i, columns);
   }
   publish_group_operand();
 }
@@ -45,17 +46,15 @@ template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void
 TileGradients<core_t, kRank, kThreeProducts, kShape>::compute_products_by_group(
     const FirstRows& own_first) const {
-  // Rows g and g + 8, elements r1 = 4 t + s and then 16 + 4 t + s.
-  float a[2][kOwnFirst];
+  float a[2][kOwnFirst];  // rows g and g + 8
   const uint32_t j1 = g_ % 4;
-  const uint32_t first = hold(GroupTile::first_lane(g_ / 4, warp_, j1, t_));
+  const uint32_t first = hold(Group::first_lane(g_ / 4, warp_, j1, t_));
 #pragma unroll
   for (uint32_t half = 0; half < 2; ++half) {
 #pragma unroll
     for (uint32_t i = 0; i < kOwnFirst; ++i) {
       a[half][i] = Product::operand(own_first.rows[half][i]);
-      store_at(tile_.first,
-               GroupTile::first_place(first, i / 4, i % 4) + half * 2 * GroupTile::kOperandBytes,
+      store_at(tile_.first, Group::first_place(first, i) + half * 2 * Group::kOperandBytes,
                a[half][i]);
     }
     const uint32_t slot = g_ / 4 + 2 * half;
@@ -67,20 +66,21 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::compute_products_by_group(
   const uint32_t product =
       hold(entry_number(g_ / 4) * Tile::kEntryBytes + Tile::product_pair_lane(j1, t_));
 #pragma unroll
-  for (uint32_t columns = 0; columns < 2; ++columns) {
-    constexpr uint32_t kTiles = 8;
+  for (uint32_t piece = 0; piece < Group::kProductPieces; ++piece) {
+    constexpr uint32_t kTiles = Group::kProductTiles;
+    constexpr uint32_t kSteps = Group::kSteps;
+    const uint32_t columns = shared_address(tile_.second) + Group::second_piece(piece);
     float c[kTiles][4] = {};
     start_group_products();
 #pragma unroll
-    for (uint32_t s = 0; s < 4; ++s) {
-      const float left[4] = {a[0][s], a[1][s], a[0][4 + s], a[1][4 + s]};
-      group_multiply_add(c, left,
-                         shared_address(tile_.second) + columns * 2 * GroupTile::kOperandBytes, s);
+    for (uint32_t s = 0; s < kSteps; ++s) {
+      const float left[4] = {a[0][s], a[1][s], a[0][kSteps + s], a[1][kSteps + s]};
+      group_multiply_add(c, left, columns + s * kGroupStepBytes);
     }
     finish_group_products();
 #pragma unroll
     for (uint32_t tile = 0; tile < kTiles; ++tile) {
-      const uint32_t u = (columns * kTiles + tile) / kHalves;
+      const uint32_t u = (piece * kTiles + tile) / kHalves;
 #pragma unroll
       for (uint32_t half = 0; half < 2; ++half) {
         store_at(tile_.products,
@@ -97,31 +97,33 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::compute_products_by_group(
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void
 TileGradients<core_t, kRank, kThreeProducts, kShape>::add_first_gradients_by_group() const {
-  float c[4][4] = {};  // rows g and g + 8 (slot, j1), columns r1 = 8 n + 2 t and + 1
+  float c[kRank / 8][4] = {};  // rows g and g + 8 (slot, j1), columns 2 t and + 1 of each tile
   const uint32_t gradient =
       hold(entry_number(g_ / 4) * Tile::kEntryBytes + Tile::gradient_place(g_ % 4, 0, t_));
 #pragma unroll
   for (uint32_t j2 = 0; j2 < kGradientQ; ++j2) {
-    float left[2][2][4];  // [row g, row g + 8][r2 = 4 t, 16 + 4 t][r2 + s]
+    float left[2][4 * kHalves];  // [row g, row g + 8][vectors t and t + 4]
 #pragma unroll
     for (uint32_t n = 0; n < 2; ++n) {
 #pragma unroll
-      for (uint32_t v = 0; v < 2; ++v) {
+      for (uint32_t v = 0; v < kHalves; ++v) {
         const float4 vector =
             load_at<float4>(tile_.products, Tile::gradient_place_at(gradient, j2, 4 * v) +
                                                 n * 2 * kBackwardWarps * Tile::kEntryBytes);
-        left[n][v][0] = vector.x;
-        left[n][v][1] = vector.y;
-        left[n][v][2] = vector.z;
-        left[n][v][3] = vector.w;
+        left[n][4 * v] = vector.x;
+        left[n][4 * v + 1] = vector.y;
+        left[n][4 * v + 2] = vector.z;
+        left[n][4 * v + 3] = vector.w;
       }
     }
     start_group_products();
 #pragma unroll
-    for (uint32_t s = 0; s < 4; ++s) {
-      const float step[4] = {left[0][0][s], left[1][0][s], left[0][1][s], left[1][1][s]};
-      group_multiply_add(c, step, shared_address(tile_.second_rows) + j2 * GroupTile::kOperandBytes,
-                         s);
+    for (uint32_t s = 0; s < Group::kSteps; ++s) {
+      const float step[4] = {left[0][s], left[1][s], left[0][Group::kSteps + s],
+                             left[1][Group::kSteps + s]};
+      group_multiply_add(
+          c, step,
+          shared_address(tile_.second_rows) + Group::second_rows_step(j2 * Group::kSteps + s));
     }
     finish_group_products();
   }
@@ -129,45 +131,47 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::add_first_gradients_by_gro
   for (uint32_t half = 0; half < 2; ++half) {
     const uint32_t slot = g_ / 4 + 2 * half;
     if (!has_entry(slot)) continue;
-    float* const target =
-        targets_.gradients[0] + (int64_t{entry(slot).i1} * kGradientQ + g_ % 4) * kRank + 2 * t_;
+    float* const row =
+        targets_.gradients[0] + (int64_t{entry(slot).i1} * kGradientQ + g_ % 4) * kRank;
+    if constexpr (Group::kFirstByVectors) {
+      add_vector(row + 4 * t_, make_float4(c[0][2 * half], c[0][2 * half + 1], c[1][2 * half],
+                                           c[1][2 * half + 1]));
+    } else {
 #pragma unroll
-    for (uint32_t n = 0; n < 4; ++n) {
-      add_pair(target + 8 * n, make_float2(c[n][2 * half], c[n][2 * half + 1]));
+      for (uint32_t n = 0; n < kRank / 8; ++n) {
+        add_pair(row + 2 * t_ + 8 * n, make_float2(c[n][2 * half], c[n][2 * half + 1]));
+      }
     }
   }
 }
 
-// Of dG2 transposed: rows g and g + 8 are r2 = 2 g and + 1 of the warp's 16, columns of tile n are
-// r1 = 16 (n / 2) + 4 t + 2 (n % 2) and + 1.
+// Of dG2 transposed, see GroupTile::SummedRows and summed_column: tiles of its columns.
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ typename TileGradients<core_t, kRank, kThreeProducts, kShape>::SecondSums
 TileGradients<core_t, kRank, kThreeProducts, kShape>::sum_second_gradient_by_group() const {
-  float c[4][4] = {};
+  SecondSums sums = {};
+  constexpr uint32_t kEntries = Group::kSummedEntries;
+  const typename Group::SummedRows rows(warp_, g_);
   const uint32_t gradient =
-      hold(Tile::gradient_place(t_, warp_ / 2, warp_ % 2 * 4 + g_ / 2) + g_ % 2 * 8);
+      hold(Group::summed_entry(warp_, 0, 0) * Tile::kEntryBytes +
+           Tile::gradient_place(t_, rows.j2, rows.vector) + g_ % 2 * static_cast<uint32_t>(8));
 #pragma unroll
   for (uint32_t slot = 0; slot < kEntriesPerWarp; ++slot) {
     if (slot * kBackwardWarps >= count_) break;
-    float2 left[kBackwardWarps];
+    float2 left[kEntries];
 #pragma unroll
-    for (uint32_t i = 0; i < kBackwardWarps; ++i) {
-      const uint32_t number = slot * kBackwardWarps + (i ^ slot % 2);  // see first_lane
-      left[i] = load_at<float2>(tile_.products, gradient + number * Tile::kEntryBytes);
+    for (uint32_t i = 0; i < kEntries; ++i) {
+      left[i] = load_at<float2>(tile_.products,
+                                gradient + Group::summed_entry(0, slot, i) * Tile::kEntryBytes);
     }
+    const uint32_t first = shared_address(tile_.first) + Group::summed_first(warp_, slot);
     start_group_products();
 #pragma unroll
-    for (uint32_t s = 0; s < 4; ++s) {
+    for (uint32_t s = 0; s < kEntries / 2; ++s) {
       const float step[4] = {left[2 * s].x, left[2 * s].y, left[2 * s + 1].x, left[2 * s + 1].y};
-      group_multiply_add(c, step, shared_address(tile_.first) + slot * GroupTile::kOperandBytes, s);
+      group_multiply_add(sums.tiles, step, first + s * kGroupStepBytes);
     }
     finish_group_products();
-  }
-  SecondSums sums;
-#pragma unroll
-  for (uint32_t n = 0; n < 4; ++n) {
-#pragma unroll
-    for (uint32_t i = 0; i < 4; ++i) sums.columns[n / 2][n % 2][i] = c[n][i];
   }
   return sums;
 }
@@ -176,16 +180,17 @@ template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void
 TileGradients<core_t, kRank, kThreeProducts, kShape>::add_second_gradient_by_group(
     const SecondSums& sums) const {
-  float* const target = targets_.gradients[1] +
-                        ((int64_t{slot_.i2()} * kRank + 4 * t_) * kGradientQ + warp_ / 2) * kRank +
-                        warp_ % 2 * 16 + 2 * g_;
+  const typename Group::SummedRows rows(warp_, g_);
+  float* const target =
+      targets_.gradients[1] +
+      ((int64_t{slot_.i2()} * kRank + Group::summed_column(t_)) * kGradientQ + rows.j2) * kRank +
+      rows.r2;
 #pragma unroll
-  for (uint32_t n = 0; n < 4; ++n) {
+  for (uint32_t n = 0; n < kRank / 8; ++n) {
 #pragma unroll
     for (uint32_t e = 0; e < 2; ++e) {
-      const uint32_t r1 = 16 * (n / 2) + 2 * (n % 2) + e;
-      const float (&tile)[4] = sums.columns[n / 2][n % 2];
-      add_pair(target + r1 * kGradientQ * kRank, make_float2(tile[e], tile[2 + e]));
+      add_pair(target + Group::summed_column_step(n, e) * kGradientQ * kRank,
+               make_float2(sums.tiles[n][e], sums.tiles[n][2 + e]));
     }
   }
   if (targets_.touched[1] != nullptr && threadIdx.x == 0) targets_.touched[1][slot_.i2()] = 1;

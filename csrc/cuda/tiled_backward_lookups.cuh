@@ -45,7 +45,7 @@ __device__ __forceinline__
     TileGradients<core_t, kRank, kThreeProducts, kShape>::exchange(const LaneRow& own,
                                                                    uint32_t entry_place) const {
   float* row;
-  if constexpr (kGrouped) {
+  if constexpr (kRowsInProducts) {
     row = tile_.products + entry_place / sizeof(float);
   } else {
     row = tile_.rows[warp_];
@@ -140,10 +140,11 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::work_on_lookups() {
   if (targets_.touched[2] != nullptr && lane_ < lookups_) {
     targets_.touched[2][own_.third % 65536u] = 1;
   }
-  float* const target_of_lane = of_lane(targets_.gradients[2], g_ * q3_ + 2 * t_);
+  float* const target_of_lane = of_lane(targets_.gradients[2], row_of_third() * q3_ + 2 * t_);
   const uint32_t products = hold(Tile::product_lane(lane_));
   const uint32_t gradients =
-      hold(Tile::gradient_place(g_ / 4, g_ % 4, t_ / 2) + t_ % 2 * static_cast<uint32_t>(8));
+      hold(kGradientsByLane ? Tile::gradient_place(g_ / 4, g_ % 4, t_)
+                            : Tile::gradient_place(g_ / 4, g_ % 4, t_ / 2) + t_ % 2 * 8);
   EntrySums sums;
   uint32_t number = hold(0u);
   bool starts_entry = true;
@@ -193,7 +194,7 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::work_on_lookups() {
 #pragma unroll
         for (int i = 0; i < 4; ++i) sums.dp[n][i] = 0.0f;
       }
-      if constexpr (kGrouped) __syncwarp();  // all have read the product
+      if constexpr (kRowsInProducts) __syncwarp();  // all have read the product
     }
     add_id(sums, entry, target_of_lane + uint64_t{own % 65536u} * third_elements());
     load_next_third();
@@ -244,6 +245,13 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::store_product_gradient(
     uint32_t entry_place, uint32_t lane_place, const float (&dp)[kRank / 8][4]) const {
 #pragma unroll
   for (uint32_t half = 0; half < 2; ++half) {
+    if constexpr (kGradientsByLane) {
+      store_at(
+          tile_.products, entry_place + Tile::gradient_place_of(lane_place, half, 0),
+          make_float4(Product::operand(dp[0][2 * half]), Product::operand(dp[0][2 * half + 1]),
+                      Product::operand(dp[1][2 * half]), Product::operand(dp[1][2 * half + 1])));
+      continue;
+    }
 #pragma unroll
     for (uint32_t n = 0; n < kRank / 8; ++n) {
       store_at(

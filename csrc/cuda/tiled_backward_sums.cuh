@@ -281,7 +281,7 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::sum_second_gradient() cons
         }
 #pragma unroll
         for (uint32_t m = 0; m < kHalves; ++m) {
-          Product::multiply_add(sums.columns[n][m], a[m], b[0], b[1]);
+          Product::multiply_add(sums.tiles[n * kHalves + m], a[m], b[0], b[1]);
         }
       }
     }
@@ -308,9 +308,9 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::add_second_gradient(
       for (uint32_t half = 0; half < 2; ++half) {
         const uint32_t r1 = 16 * m + 8 * half;
         const bool exists = kExact || (g_ + r1 < r1_ && columns.j2 < q2_);
-        add(target + r1 * q2_ * r2_ + 8 * n, sums.columns[n][m][2 * half],
-            sums.columns[n][m][2 * half + 1], exists && (kExact || r2 + 8 * n < r2_),
-            exists && (kExact || r2 + 8 * n + 1 < r2_));
+        const float (&tile)[4] = sums.tiles[n * kHalves + m];
+        add(target + r1 * q2_ * r2_ + 8 * n, tile[2 * half], tile[2 * half + 1],
+            exists && (kExact || r2 + 8 * n < r2_), exists && (kExact || r2 + 8 * n + 1 < r2_));
       }
     }
   }

@@ -11,6 +11,7 @@
 namespace flowtt::cuda {
 
 inline constexpr uint32_t kGroupLineBytes = 128;
+inline constexpr uint32_t kGroupStepElements = 8;
 inline constexpr uint32_t kGroupStepBytes = 32;
 inline constexpr uint32_t kGroupAlignment = 1024;
 
@@ -25,8 +26,11 @@ inline void publish_group_operand() {}
 // Each warp on its own: what the four have in common is in shared memory. The device permutes by
 // the address: its bits 4 to 6 are combined with bits 7 to 9.
 template <int kTiles>
-void group_multiply_add(float (&c)[kTiles][4], const float (&a)[4], uint32_t first, uint32_t step) {
-  if (first % kGroupAlignment != 0) cuda_on_cpu::fail("an operand that is not aligned");
+void group_multiply_add(float (&c)[kTiles][4], const float (&a)[4], uint32_t step) {
+  // A step of a line at whose start the permutation starts.
+  if (step % kGroupAlignment >= kGroupLineBytes || step % kGroupStepBytes != 0) {
+    cuda_on_cpu::fail("an operand that is not aligned");
+  }
   const auto truncated = [](float value) {
     return __uint_as_float(__float_as_uint(value) & 0xffffe000u);
   };
@@ -43,7 +47,7 @@ void group_multiply_add(float (&c)[kTiles][4], const float (&a)[4], uint32_t fir
             reinterpret_cast<const ProductOperands<2>*>(all.slots[lane / 4 * 4 + quarter])
                 ->a[i / 2];
         for (uint32_t k = 0; k < 2; ++k) {
-          uint32_t address = first + step * kGroupStepBytes + line * kGroupLineBytes + k * 16;
+          uint32_t address = step + line * kGroupLineBytes + k * 16;
           address ^= (address >> 7 & 7) << 4;
           c[tile][i] += left[k] * truncated(shared_word<float>(address + quarter * 4));
         }
