@@ -40,6 +40,14 @@ __device__ __forceinline__ void multiply_add_tf32(float (&c)[4], const float (&a
         "r"(__float_as_uint(a[3])), "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
 }
 
+// c += a (16 x 4) @ b (4 x 8), as multiply_add_tf32.
+__device__ __forceinline__ void multiply_add_four_tf32(float (&c)[4], float a0, float a1, float b) {
+  asm("mma.sync.aligned.m16n8k4.row.col.f32.tf32.tf32.f32 "
+      "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(__float_as_uint(a0)), "r"(__float_as_uint(a1)), "r"(__float_as_uint(b)));
+}
+
 // Two values rounded to fp16, the first in the lower half.
 __device__ __forceinline__ uint32_t round_pair(float first, float second) {
   uint32_t pair;

@@ -41,6 +41,8 @@ class TileGradients {
   static constexpr bool kPairs = kShape != GradientShape::kAny;
   static constexpr uint32_t kExactColumns = kRank / kGradientQ;
   static constexpr bool kFullColumns = kExact && kExactColumns == kGradientColumns;
+  // Rows of grad_output and slices of core 3 have four columns, which are multiplied as four.
+  static constexpr bool kFourColumns = kExact && kExactColumns == 4 && !kThreeProducts;
   using Product = GradientProduct<kThreeProducts>;
   // G2[i2] is loaded by vectors of its rows.
   static constexpr bool kSecondByRows =
@@ -127,7 +129,7 @@ class TileGradients {
   static constexpr uint32_t kRowsAhead = 4;
 
   struct ThirdSlice {
-    float2 rows[kRank / 8];  // r2 = 8 n + g at columns 2 t and 2 t + 1
+    float2 rows[kRank / 8];  // r2 = 8 n + g at columns 2 t and 2 t + 1, or t and none
   };
 
   // A lane's share of a row of grad_output, see column_of_lane.
@@ -139,7 +141,7 @@ class TileGradients {
   // The elements of a row, [(j1, j2), j3], that a lane needs as operands.
   struct RowGradient {
     float b[4];  // rows (j1, j2) = (i, t), column g
-    float4 a;    // rows (j1, j2) = g and g + 8 at column 2 t, then the same at 2 t + 1
+    float4 a;    // rows (j1, j2) = g and g + 8 at column 2 t, then the same at 2 t + 1; or at t
   };
 
   // Sums over the lookups of an entry.

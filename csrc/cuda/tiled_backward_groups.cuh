@@ -30,12 +30,12 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::store_second_by_group(
   const uint32_t rows_place = hold(own.rows_place);
 #pragma unroll
   for (uint32_t i = 0; i < kOwnSecond; ++i) {
-    const float4 v = ahead.second[i];
-    const float columns[4] = {Product::operand(v.x), Product::operand(v.y), Product::operand(v.z),
-                              Product::operand(v.w)};
+    const float v[4] = {ahead.second[i].x, ahead.second[i].y, ahead.second[i].z, ahead.second[i].w};
+    float columns[4];
 #pragma unroll
     for (uint32_t n = 0; n < 4; ++n) {
-      store_at(tile_.second, Rows::place_at(place, i, n), columns[n]);
+      store_at(tile_.second, Rows::place_at(place, i, n), Product::operand_twice(v[n]));
+      columns[n] = Product::operand(v[n]);
     }
     Rows::store_rows(tile_.second_rows, rows_place, i, columns);
   }
@@ -86,8 +86,7 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::compute_products_by_group(
         store_at(tile_.products,
                  Tile::product_pair_place(product, u, tile % kHalves) +
                      half * 2 * kBackwardWarps * Tile::kEntryBytes,
-                 make_float2(Product::operand(c[tile][2 * half]),
-                             Product::operand(c[tile][2 * half + 1])));
+                 make_float2(c[tile][2 * half], c[tile][2 * half + 1]));
       }
     }
   }

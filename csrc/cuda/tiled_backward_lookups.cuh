@@ -65,13 +65,18 @@ __device__ __forceinline__
   const uint32_t row_of_j1 = q2_ * q3_;
 #pragma unroll
   for (uint32_t i = 0; i < 4; ++i) {
-    const bool is_there = kExact ? kFullColumns || g_ < q3_ : i < q1_ && t_ < q2_ && g_ < q3_;
-    gradient.b[i] = is_there ? row[i * row_of_j1 + t_ * q3_ + g_] : 0.0f;
+    // Nobody asks for columns that are not there.
+    const bool is_there = kExact || (i < q1_ && t_ < q2_ && g_ < q3_);
+    gradient.b[i] = is_there ? row[i * row_of_j1 + t_ * q3_ + (kExact ? g_ % q3_ : g_)] : 0.0f;
   }
   float2 pairs[2];
 #pragma unroll
   for (uint32_t half = 0; half < 2; ++half) {
     const uint32_t j1 = g_ / 4 + 2 * half;
+    if constexpr (kFourColumns) {
+      pairs[half] = make_float2(row[j1 * row_of_j1 + g_ % 4 * q3_ + t_], 0.0f);
+      continue;
+    }
     const float* const pair = row + j1 * row_of_j1 + g_ % 4 * q3_ + 2 * t_;
     const bool is_there =
         kExact ? kFullColumns || 2 * t_ < q3_ : j1 < q1_ && g_ % 4 < q2_ && 2 * t_ < q3_;
@@ -97,6 +102,10 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::load_next_third() {
   const core_t* const source = lane_third_ + uint64_t{i3} * third_elements();
 #pragma unroll
   for (uint32_t n = 0; n < kRank / 8; ++n) {
+    if constexpr (kFourColumns) {
+      slice_.rows[n].x = load(source + 8 * n * q3_);
+      continue;
+    }
     const bool is_there = (kExact || 8 * n + g_ < r2_) && (kFullColumns || 2 * t_ < q3_);
     slice_.rows[n] = make_float2(0.0f, 0.0f);
     if constexpr (kPairs && std::is_same_v<core_t, float>) {
@@ -121,7 +130,7 @@ __device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kSh
   own_.factor = ahead.lookup.factor;
   lookups_ = hold(__popc(__ballot_sync(kAllLanes, ahead.flags != 0)));
   ids_ = __ballot_sync(kAllLanes, (own_.third & kLastOfId) != 0);
-  lane_third_ = of_lane(third_, g_ * q3_ + 2 * t_);
+  lane_third_ = of_lane(third_, g_ * q3_ + (kFourColumns ? 1 : 2) * t_);
   if constexpr (kPairs) {
     lane_row_ = of_lane(static_cast<const float*>(grad_.data) + column_, column_of_lane(0));
   }
@@ -215,8 +224,12 @@ __device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kSh
   add_third_gradient(target, sums.p, row.b);
 #pragma unroll
   for (uint32_t n = 0; n < kRank / 8; ++n) {
-    Product::multiply_add(sums.dp[n], row.a, Product::operand(slice_.rows[n].x),
-                          Product::operand(slice_.rows[n].y));
+    const float x = Product::operand_twice(slice_.rows[n].x);
+    if constexpr (kFourColumns) {
+      multiply_add_four_tf32(sums.dp[n], row.a.x, row.a.y, x);
+    } else {
+      Product::multiply_add(sums.dp[n], row.a, x, Product::operand_twice(slice_.rows[n].y));
+    }
   }
 }
 
@@ -248,15 +261,13 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::store_product_gradient(
     if constexpr (kGradientsByLane) {
       store_at(
           tile_.products, entry_place + Tile::gradient_place_of(lane_place, half, 0),
-          make_float4(Product::operand(dp[0][2 * half]), Product::operand(dp[0][2 * half + 1]),
-                      Product::operand(dp[1][2 * half]), Product::operand(dp[1][2 * half + 1])));
-      continue;
-    }
+          make_float4(dp[0][2 * half], dp[0][2 * half + 1], dp[1][2 * half], dp[1][2 * half + 1]));
+    } else {
 #pragma unroll
-    for (uint32_t n = 0; n < kRank / 8; ++n) {
-      store_at(
-          tile_.products, entry_place + Tile::gradient_place_of(lane_place, half, 2 * n),
-          make_float2(Product::operand(dp[n][2 * half]), Product::operand(dp[n][2 * half + 1])));
+      for (uint32_t n = 0; n < kRank / 8; ++n) {
+        store_at(tile_.products, entry_place + Tile::gradient_place_of(lane_place, half, 2 * n),
+                 make_float2(dp[n][2 * half], dp[n][2 * half + 1]));
+      }
     }
   }
 }

@@ -74,6 +74,13 @@ inline void multiply_add_tf32(float (&c)[4], const float (&a)[4], float b0, floa
   add_products(c, own);
 }
 
+inline void multiply_add_four_tf32(float (&c)[4], float a0, float a1, float b) {
+  const auto truncated = [](float value) {
+    return __uint_as_float(__float_as_uint(value) & 0xffffe000u);
+  };
+  add_products(c, ProductOperands<1>{{{truncated(a0)}, {truncated(a1)}}, {truncated(b)}});
+}
+
 inline uint32_t round_pair(float first, float second) {
   return __float2half_rn(first).bits | uint32_t{__float2half_rn(second).bits} << 16;
 }
