@@ -151,6 +151,19 @@ __device__ __forceinline__ void add_pair(float* target, float2 value) {
 #endif
 }
 
+// The same, where asked for: without a branch.
+__device__ __forceinline__ void add_pair_if(bool asked_for, float* target, float2 value) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{.reg .pred p; setp.ne.u32 p, %3, 0; @p red.global.add.v2.f32 [%0], {%1, %2};}" ::"l"(
+          target),
+      "f"(value.x), "f"(value.y), "r"(static_cast<uint32_t>(asked_for))
+      : "memory");
+#else
+  if (asked_for) add_pair(target, value);
+#endif
+}
+
 // Adds four values to consecutive words, aligned to all of them.
 __device__ __forceinline__ void add_vector(float* target, float4 value) {
 #if __CUDA_ARCH__ >= 900

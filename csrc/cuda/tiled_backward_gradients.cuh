@@ -163,12 +163,9 @@ class TileGradients {
     }
   };
 
-  // What GroupTile knows better.
-  static constexpr bool kGradientsByLane = kGrouped && Group::kGradientsByLane;
+  // Gradients of P lie as GroupTile<16>::gradient_lane says.
+  static constexpr bool kQuads = kGrouped && kRank == 16;
   static constexpr bool kRowsInProducts = kGrouped && !Group::kHasRows;
-  __device__ __forceinline__ uint32_t row_of_third() const {
-    return kGrouped ? Group::product_row(g_) : g_;
-  }
 
   // The number in the tile of the entry in a slot of this warp.
   __device__ __forceinline__ uint32_t entry_number(uint32_t slot) const {
@@ -222,8 +219,8 @@ class TileGradients {
   __device__ __forceinline__ void add_third_gradient(float* target, const float4 (&p)[kHalves][2],
                                                      const float (&b)[4]) const;
 
-  // Places: of the entry's products, and as gradient_place_of takes it, of the lane's pair or,
-  // where kGradientsByLane, vector.
+  // Places: of the entry's products, and as gradient_place_of takes it; or, for kQuads,
+  // gradient_lane of the slot.
   __device__ __forceinline__ void store_product_gradient(uint32_t entry_place, uint32_t lane_place,
                                                          const float (&dp)[kRank / 8][4]) const;
 
@@ -232,7 +229,9 @@ class TileGradients {
   __device__ __forceinline__ void store_second_by_group(const Ahead& ahead) const;
   __device__ __forceinline__ void compute_products_by_group(const FirstRows& first) const;
   __device__ __forceinline__ void add_first_gradients_by_group() const;
+  __device__ __forceinline__ void add_first_gradients_of_quads() const;
   __device__ __forceinline__ SecondSums sum_second_gradient_by_group() const;
+  __device__ __forceinline__ SecondSums sum_second_gradient_of_quads() const;
   __device__ __forceinline__ void add_second_gradient_by_group(const SecondSums& sums) const;
   // Of entries that are not there.
   __device__ __forceinline__ void clear_missing_products() const;
@@ -269,6 +268,9 @@ class TileGradients {
   // The lane's first elements of row 0 and of slice 0.
   const float* lane_row_;
   const core_t* lane_third_;
+  // kFourColumns: in the rows of a tile, where the lane's operands of a row are, in bytes.
+  uint32_t row_a_;
+  uint32_t row_b_;
 };
 
 }  // namespace flowtt::cuda

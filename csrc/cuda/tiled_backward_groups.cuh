@@ -65,17 +65,17 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::compute_products_by_group(
   publish_group_operand();
   const uint32_t product =
       hold(entry_number(g_ / 4) * Tile::kEntryBytes + Tile::product_pair_lane(j1, t_));
+  constexpr uint32_t kTiles = Group::kPieceTiles;
+  const uint32_t second = group_operand(tile_.second);
 #pragma unroll
-  for (uint32_t piece = 0; piece < Group::kProductPieces; ++piece) {
-    constexpr uint32_t kTiles = Group::kProductTiles;
-    constexpr uint32_t kSteps = Group::kSteps;
-    const uint32_t columns = shared_address(tile_.second) + Group::second_piece(piece);
-    float c[kTiles][4] = {};
+  for (uint32_t piece = 0; piece < kGradientQ * kRank / 8 / kTiles; ++piece) {
+    float c[kTiles][4];
     start_group_products();
 #pragma unroll
-    for (uint32_t s = 0; s < kSteps; ++s) {
-      const float left[4] = {a[0][s], a[1][s], a[0][kSteps + s], a[1][kSteps + s]};
-      group_multiply_add(c, left, columns + s * kGroupStepBytes);
+    for (uint32_t s = 0; s < kRank / 8; ++s) {
+      const float left[4] = {a[0][s], a[1][s], a[0][kRank / 8 + s], a[1][kRank / 8 + s]};
+      const uint32_t step = Group::piece_place(piece) + s * kGroupStepBytes;
+      group_multiply_add(s > 0, c, left, second, step);
     }
     finish_group_products();
 #pragma unroll
@@ -96,33 +96,33 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::compute_products_by_group(
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void
 TileGradients<core_t, kRank, kThreeProducts, kShape>::add_first_gradients_by_group() const {
-  float c[kRank / 8][4] = {};  // rows g and g + 8 (slot, j1), columns 2 t and + 1 of each tile
+  if constexpr (kRank == 16) return add_first_gradients_of_quads();
+  float c[4][4];  // rows g and g + 8 (slot, j1), columns r1 = 8 n + 2 t and + 1
   const uint32_t gradient =
       hold(entry_number(g_ / 4) * Tile::kEntryBytes + Tile::gradient_place(g_ % 4, 0, t_));
+  const uint32_t second = group_operand(tile_.second_rows);
 #pragma unroll
   for (uint32_t j2 = 0; j2 < kGradientQ; ++j2) {
-    float left[2][4 * kHalves];  // [row g, row g + 8][vectors t and t + 4]
+    float left[2][2][4];  // [row g, row g + 8][r2 = 4 t, 16 + 4 t][r2 + s]
 #pragma unroll
     for (uint32_t n = 0; n < 2; ++n) {
 #pragma unroll
-      for (uint32_t v = 0; v < kHalves; ++v) {
+      for (uint32_t v = 0; v < 2; ++v) {
         const float4 vector =
             load_at<float4>(tile_.products, Tile::gradient_place_at(gradient, j2, 4 * v) +
                                                 n * 2 * kBackwardWarps * Tile::kEntryBytes);
-        left[n][4 * v] = vector.x;
-        left[n][4 * v + 1] = vector.y;
-        left[n][4 * v + 2] = vector.z;
-        left[n][4 * v + 3] = vector.w;
+        left[n][v][0] = vector.x;
+        left[n][v][1] = vector.y;
+        left[n][v][2] = vector.z;
+        left[n][v][3] = vector.w;
       }
     }
     start_group_products();
 #pragma unroll
-    for (uint32_t s = 0; s < Group::kSteps; ++s) {
-      const float step[4] = {left[0][s], left[1][s], left[0][Group::kSteps + s],
-                             left[1][Group::kSteps + s]};
-      group_multiply_add(
-          c, step,
-          shared_address(tile_.second_rows) + Group::second_rows_step(j2 * Group::kSteps + s));
+    for (uint32_t s = 0; s < 4; ++s) {
+      const float step[4] = {left[0][0][s], left[1][0][s], left[0][1][s], left[1][1][s]};
+      group_multiply_add(j2 + s > 0, c, step, second,
+                         j2 * Group::kOperandBytes + s * kGroupStepBytes);
     }
     finish_group_products();
   }
@@ -130,47 +130,120 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::add_first_gradients_by_gro
   for (uint32_t half = 0; half < 2; ++half) {
     const uint32_t slot = g_ / 4 + 2 * half;
     if (!has_entry(slot)) continue;
-    float* const row =
-        targets_.gradients[0] + (int64_t{entry(slot).i1} * kGradientQ + g_ % 4) * kRank;
-    if constexpr (Group::kFirstByVectors) {
-      add_vector(row + 4 * t_, make_float4(c[0][2 * half], c[0][2 * half + 1], c[1][2 * half],
-                                           c[1][2 * half + 1]));
-    } else {
+    float* const target =
+        targets_.gradients[0] + (int64_t{entry(slot).i1} * kGradientQ + g_ % 4) * kRank + 2 * t_;
 #pragma unroll
-      for (uint32_t n = 0; n < kRank / 8; ++n) {
-        add_pair(row + 2 * t_ + 8 * n, make_float2(c[n][2 * half], c[n][2 * half + 1]));
-      }
+    for (uint32_t n = 0; n < 4; ++n) {
+      add_pair(target + 8 * n, make_float2(c[n][2 * half], c[n][2 * half + 1]));
     }
   }
 }
 
-// Of dG2 transposed, see GroupTile::SummedRows and summed_column: tiles of its columns.
+// Rows g and g + 8 are j1 = g % 2 and that + 2 of slot g / 2.
+template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
+__device__ __forceinline__ void
+TileGradients<core_t, kRank, kThreeProducts, kShape>::add_first_gradients_of_quads() const {
+  float c[2][4];  // columns r1 = 4 t to 4 t + 3
+  const uint32_t slot = g_ / 2;
+  const uint32_t b = g_ % 2;
+  const uint32_t gradient =
+      hold(entry_number(slot) * Tile::kEntryBytes + Group::gradient_lane(b, 0, t_, slot));
+  const uint32_t second = group_operand(tile_.second_rows);
+  constexpr uint32_t kTogether = 1;
+#pragma unroll
+  for (uint32_t first = 0; first < kGradientQ; first += kTogether) {
+    float4 left[2 * kTogether];
+#pragma unroll
+    for (uint32_t i = 0; i < 2 * kTogether; ++i) {
+      left[i] =
+          load_at<float4>(tile_.products, Group::gradient_place(gradient, first + i / 2, i % 2));
+    }
+    start_group_products();
+#pragma unroll
+    for (uint32_t i = 0; i < 2 * kTogether; ++i) {
+      const uint32_t j2 = first + i / 2;
+      const float step[4] = {left[i].x, left[i].z, left[i].y, left[i].w};
+      group_multiply_add(first + i > 0, c, step, second,
+                         j2 / 2 * Group::kOperandBytes + (j2 % 2 * 2 + i % 2) * kGroupStepBytes);
+    }
+    finish_group_products();
+  }
+  if (!has_entry(slot)) return;
+  float* const target =
+      targets_.gradients[0] + (int64_t{entry(slot).i1} * kGradientQ + b) * kRank + 4 * t_;
+#pragma unroll
+  for (uint32_t half = 0; half < 2; ++half) {
+    add_vector(target + half * 2 * kRank,
+               make_float4(c[0][2 * half], c[0][2 * half + 1], c[1][2 * half], c[1][2 * half + 1]));
+  }
+}
+
+// Of dG2 transposed. Rank 32: rows g and g + 8 are r2 = 2 g and + 1 of the warp's 16, columns of
+// tile n are r1 = 16 (n / 2) + 4 t + 2 (n % 2) and + 1; rank 16: columns are r1 = 4 t + 2 n and
+// + 1, over the group's entries.
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ typename TileGradients<core_t, kRank, kThreeProducts, kShape>::SecondSums
 TileGradients<core_t, kRank, kThreeProducts, kShape>::sum_second_gradient_by_group() const {
+  if constexpr (kRank == 16) return sum_second_gradient_of_quads();
   SecondSums sums = {};
-  constexpr uint32_t kEntries = Group::kSummedEntries;
-  const typename Group::SummedRows rows(warp_, g_);
   const uint32_t gradient =
-      hold(Group::summed_entry(warp_, 0, 0) * Tile::kEntryBytes +
-           Tile::gradient_place(t_, rows.j2, rows.vector) + g_ % 2 * static_cast<uint32_t>(8));
+      hold(Tile::gradient_place(t_, warp_ / 2, warp_ % 2 * 4 + g_ / 2) + g_ % 2 * 8);
+  const uint32_t first = group_operand(tile_.first);
 #pragma unroll
   for (uint32_t slot = 0; slot < kEntriesPerWarp; ++slot) {
     if (slot * kBackwardWarps >= count_) break;
-    float2 left[kEntries];
+    float2 left[kBackwardWarps];
 #pragma unroll
-    for (uint32_t i = 0; i < kEntries; ++i) {
-      left[i] = load_at<float2>(tile_.products,
-                                gradient + Group::summed_entry(0, slot, i) * Tile::kEntryBytes);
+    for (uint32_t i = 0; i < kBackwardWarps; ++i) {
+      const uint32_t number = slot * kBackwardWarps + (i ^ slot % 2);  // see first_lane
+      left[i] = load_at<float2>(tile_.products, gradient + number * Tile::kEntryBytes);
     }
-    const uint32_t first = shared_address(tile_.first) + Group::summed_first(warp_, slot);
     start_group_products();
 #pragma unroll
-    for (uint32_t s = 0; s < kEntries / 2; ++s) {
+    for (uint32_t s = 0; s < 4; ++s) {
       const float step[4] = {left[2 * s].x, left[2 * s].y, left[2 * s + 1].x, left[2 * s + 1].y};
-      group_multiply_add(sums.tiles, step, first + s * kGroupStepBytes);
+      group_multiply_add(true, sums.tiles, step, first,
+                         slot * Group::kOperandBytes + s * kGroupStepBytes);
     }
     finish_group_products();
+  }
+  return sums;
+}
+
+template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
+__device__ __forceinline__ typename TileGradients<core_t, kRank, kThreeProducts, kShape>::SecondSums
+TileGradients<core_t, kRank, kThreeProducts, kShape>::sum_second_gradient_of_quads() const {
+  SecondSums sums = {};
+  const uint32_t group = warp_ / 4;
+  // Of the group's first warp, in slots 0 and 1: vectors of r2 = 2 g and + 1.
+  const uint32_t gradient = hold((t_ / 2 * kBackwardWarps + 4 * group) * Tile::kEntryBytes +
+                                 Group::gradient_lane(t_ % 2, warp_ % 4, g_ % 4, t_ / 2) +
+                                 g_ / 4 * static_cast<uint32_t>(256));
+  const uint32_t first =
+      __shfl_sync(kAllLanes, group_operand(tile_.first) + group * (Group::kOperandBytes / 16), 0);
+#pragma unroll
+  for (uint32_t slot = 0; slot < kEntriesPerWarp; slot += 2) {
+    if (slot * kBackwardWarps >= count_) break;
+    constexpr uint32_t kTogether = 2;
+#pragma unroll
+    for (uint32_t warp = 0; warp < 4; warp += kTogether) {
+      float4 left[kTogether];
+#pragma unroll
+      for (uint32_t i = 0; i < kTogether; ++i) {
+        left[i] =
+            load_at<float4>(tile_.products,
+                            gradient + (slot * kBackwardWarps + warp + i) * Tile::kEntryBytes);
+      }
+      start_group_products();
+#pragma unroll
+      for (uint32_t i = 0; i < kTogether; ++i) {
+        const float step[4] = {left[i].x, left[i].y, left[i].z, left[i].w};
+        group_multiply_add(
+            true, sums.tiles, step, first,
+            slot / 2 * Group::kGroups * Group::kOperandBytes + (warp + i) * kGroupStepBytes);
+      }
+      finish_group_products();
+    }
   }
   return sums;
 }
@@ -179,16 +252,16 @@ template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void
 TileGradients<core_t, kRank, kThreeProducts, kShape>::add_second_gradient_by_group(
     const SecondSums& sums) const {
-  const typename Group::SummedRows rows(warp_, g_);
-  float* const target =
-      targets_.gradients[1] +
-      ((int64_t{slot_.i2()} * kRank + Group::summed_column(t_)) * kGradientQ + rows.j2) * kRank +
-      rows.r2;
+  const uint32_t j2 = kRank == 32 ? warp_ / 2 : warp_ % 4;
+  const uint32_t r2 = kRank == 32 ? warp_ % 2 * 16 + 2 * g_ : 2 * g_;
+  float* const target = targets_.gradients[1] +
+                        ((int64_t{slot_.i2()} * kRank + 4 * t_) * kGradientQ + j2) * kRank + r2;
 #pragma unroll
   for (uint32_t n = 0; n < kRank / 8; ++n) {
 #pragma unroll
     for (uint32_t e = 0; e < 2; ++e) {
-      add_pair(target + Group::summed_column_step(n, e) * kGradientQ * kRank,
+      const uint32_t r1 = 16 * (n / 2) + 2 * (n % 2) + e;
+      add_pair(target + r1 * kGradientQ * kRank,
                make_float2(sums.tiles[n][e], sums.tiles[n][2 + e]));
     }
   }

@@ -44,6 +44,19 @@ __device__ __forceinline__
     typename TileGradients<core_t, kRank, kThreeProducts, kShape>::RowGradient
     TileGradients<core_t, kRank, kThreeProducts, kShape>::exchange(const LaneRow& own,
                                                                    uint32_t entry_place) const {
+  if constexpr (kFourColumns) {
+    // As below, by places that are computed once.
+    float* const rows = tile_.rows[0];
+    store_at(rows, row_a_ + lane_ * 4, own);
+    __syncwarp();
+    RowGradient gradient;
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) gradient.b[i] = load_at<float>(rows, row_b_ + i * 64);
+    gradient.a =
+        make_float4(load_at<float>(rows, row_a_), load_at<float>(rows, row_a_ + 128), 0.0f, 0.0f);
+    __syncwarp();
+    return gradient;
+  }
   float* row;
   if constexpr (kRowsInProducts) {
     row = tile_.products + entry_place / sizeof(float);
@@ -65,18 +78,13 @@ __device__ __forceinline__
   const uint32_t row_of_j1 = q2_ * q3_;
 #pragma unroll
   for (uint32_t i = 0; i < 4; ++i) {
-    // Nobody asks for columns that are not there.
-    const bool is_there = kExact || (i < q1_ && t_ < q2_ && g_ < q3_);
-    gradient.b[i] = is_there ? row[i * row_of_j1 + t_ * q3_ + (kExact ? g_ % q3_ : g_)] : 0.0f;
+    const bool is_there = kExact ? kFullColumns || g_ < q3_ : i < q1_ && t_ < q2_ && g_ < q3_;
+    gradient.b[i] = is_there ? row[i * row_of_j1 + t_ * q3_ + g_] : 0.0f;
   }
   float2 pairs[2];
 #pragma unroll
   for (uint32_t half = 0; half < 2; ++half) {
     const uint32_t j1 = g_ / 4 + 2 * half;
-    if constexpr (kFourColumns) {
-      pairs[half] = make_float2(row[j1 * row_of_j1 + g_ % 4 * q3_ + t_], 0.0f);
-      continue;
-    }
     const float* const pair = row + j1 * row_of_j1 + g_ % 4 * q3_ + 2 * t_;
     const bool is_there =
         kExact ? kFullColumns || 2 * t_ < q3_ : j1 < q1_ && g_ % 4 < q2_ && 2 * t_ < q3_;
@@ -103,7 +111,11 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::load_next_third() {
 #pragma unroll
   for (uint32_t n = 0; n < kRank / 8; ++n) {
     if constexpr (kFourColumns) {
-      slice_.rows[n].x = load(source + 8 * n * q3_);
+      if constexpr (std::is_same_v<core_t, float>) {
+        slice_.rows[n].x = __ldg(source + 8 * n * q3_);
+      } else {
+        slice_.rows[n].x = load(source + 8 * n * q3_);
+      }
       continue;
     }
     const bool is_there = (kExact || 8 * n + g_ < r2_) && (kFullColumns || 2 * t_ < q3_);
@@ -149,11 +161,22 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::work_on_lookups() {
   if (targets_.touched[2] != nullptr && lane_ < lookups_) {
     targets_.touched[2][own_.third % 65536u] = 1;
   }
-  float* const target_of_lane = of_lane(targets_.gradients[2], row_of_third() * q3_ + 2 * t_);
+  uint32_t third_row = g_;
+  uint32_t gradient_lane;
+  if constexpr (kQuads) {
+    third_row = Group::row_of_third(g_);
+    gradient_lane = Group::gradient_lane(g_ / 4, g_ % 4, t_, 0);
+  } else {
+    gradient_lane = Tile::gradient_place(g_ / 4, g_ % 4, t_ / 2) + t_ % 2 * 8;
+  }
+  float* const target_of_lane = of_lane(targets_.gradients[2], third_row * q3_ + 2 * t_);
   const uint32_t products = hold(Tile::product_lane(lane_));
-  const uint32_t gradients =
-      hold(kGradientsByLane ? Tile::gradient_place(g_ / 4, g_ % 4, t_)
-                            : Tile::gradient_place(g_ / 4, g_ % 4, t_ / 2) + t_ % 2 * 8);
+  const uint32_t gradients = hold(gradient_lane);
+  if constexpr (kFourColumns) {
+    // Columns that are not there are others: nobody asks for their sums.
+    row_a_ = hold(warp_ * static_cast<uint32_t>(sizeof(tile_.rows[0])) + lane_ * 4);
+    row_b_ = hold(warp_ * static_cast<uint32_t>(sizeof(tile_.rows[0])) + t_ * 16 + g_ % 4 * 4);
+  }
   EntrySums sums;
   uint32_t number = hold(0u);
   bool starts_entry = true;
@@ -208,7 +231,10 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::work_on_lookups() {
     add_id(sums, entry, target_of_lane + uint64_t{own % 65536u} * third_elements());
     load_next_third();
     starts_entry = (own & kLastOfEntry) != 0;
-    if (starts_entry) store_product_gradient(entry, gradients, sums.dp);
+    if (starts_entry) {
+      const uint32_t odd_slot = kQuads ? (own >> kSlotShift) % 2 * 32 : 0;  // see gradient_lane
+      store_product_gradient(entry, gradients ^ odd_slot, sums.dp);
+    }
   } while (number < lookups_);
 }
 
@@ -245,6 +271,10 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::add_third_gradient(
 #pragma unroll
     for (uint32_t half = 0; half < 2; ++half) {
       const uint32_t r2 = 16 * m + 8 * half;
+      if constexpr (kExact && !kFullColumns) {
+        add_pair_if(2 * t_ < q3_, target + r2 * q3_, make_float2(c[2 * half], c[2 * half + 1]));
+        continue;
+      }
       const bool exists = kExact || r2 + g_ < r2_;
       add(target + r2 * q3_, c[2 * half], c[2 * half + 1], exists && (kFullColumns || 2 * t_ < q3_),
           exists && (kFullColumns || 2 * t_ + 1 < q3_));
@@ -256,13 +286,15 @@ template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void
 TileGradients<core_t, kRank, kThreeProducts, kShape>::store_product_gradient(
     uint32_t entry_place, uint32_t lane_place, const float (&dp)[kRank / 8][4]) const {
+  if constexpr (kQuads) {
 #pragma unroll
-  for (uint32_t half = 0; half < 2; ++half) {
-    if constexpr (kGradientsByLane) {
-      store_at(
-          tile_.products, entry_place + Tile::gradient_place_of(lane_place, half, 0),
-          make_float4(dp[0][2 * half], dp[0][2 * half + 1], dp[1][2 * half], dp[1][2 * half + 1]));
-    } else {
+    for (uint32_t n = 0; n < 2; ++n) {
+      store_at(tile_.products, entry_place + Group::gradient_place(lane_place, 0, n),
+               make_float4(dp[n][0], dp[n][1], dp[n][2], dp[n][3]));
+    }
+  } else {
+#pragma unroll
+    for (uint32_t half = 0; half < 2; ++half) {
 #pragma unroll
       for (uint32_t n = 0; n < kRank / 8; ++n) {
         store_at(tile_.products, entry_place + Tile::gradient_place_of(lane_place, half, 2 * n),

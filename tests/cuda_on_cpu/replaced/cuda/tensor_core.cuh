@@ -129,6 +129,10 @@ inline void add_pair(float* target, float2 value) {
   atomicAdd(target + 1, value.y);
 }
 
+inline void add_pair_if(bool asked_for, float* target, float2 value) {
+  if (asked_for) add_pair(target, value);
+}
+
 inline void add_vector(float* target, float4 value) {
   if (reinterpret_cast<uintptr_t>(target) % 16 != 0) {
     cuda_on_cpu::fail("a vector that is not aligned");

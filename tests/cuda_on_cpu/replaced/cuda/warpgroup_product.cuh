@@ -11,7 +11,6 @@
 namespace flowtt::cuda {
 
 inline constexpr uint32_t kGroupLineBytes = 128;
-inline constexpr uint32_t kGroupStepElements = 8;
 inline constexpr uint32_t kGroupStepBytes = 32;
 inline constexpr uint32_t kGroupAlignment = 1024;
 
@@ -25,8 +24,12 @@ inline void publish_group_operand() {}
 
 // Each warp on its own: what the four have in common is in shared memory. The device permutes by
 // the address: its bits 4 to 6 are combined with bits 7 to 9.
+inline uint32_t group_operand(const float* first) { return shared_address(first) / 16; }
+
 template <int kTiles>
-void group_multiply_add(float (&c)[kTiles][4], const float (&a)[4], uint32_t step) {
+void group_multiply_add(bool adds, float (&c)[kTiles][4], const float (&a)[4], uint32_t operand,
+                        uint32_t offset) {
+  const uint32_t step = operand * 16 + offset;
   // A step of a line at whose start the permutation starts.
   if (step % kGroupAlignment >= kGroupLineBytes || step % kGroupStepBytes != 0) {
     cuda_on_cpu::fail("an operand that is not aligned");
@@ -41,6 +44,7 @@ void group_multiply_add(float (&c)[kTiles][4], const float (&a)[4], uint32_t ste
   const uint32_t lane = cuda_on_cpu::current->lane;
   for (uint32_t tile = 0; tile < kTiles; ++tile) {
     for (uint32_t i = 0; i < 4; ++i) {
+      if (!adds) c[tile][i] = 0.0f;
       const uint32_t line = 8 * tile + lane % 4 * 2 + i % 2;
       for (uint32_t quarter = 0; quarter < 4; ++quarter) {
         const auto* left =
