@@ -80,9 +80,9 @@ struct __align__(1024) GroupTile<16> {
   float second_rows[Products::kSecondElements];
   float rows[kBackwardWarps][kGradientQ * kGradientQ * kRank / 4];  // as in BackwardTile
 
-  static constexpr uint32_t kPieceTiles = 2;
+  static constexpr uint32_t kPieceTiles = 4;
   static __device__ __forceinline__ constexpr uint32_t piece_place(uint32_t piece) {
-    return piece % 2 * 8 * kPieceTiles * kGroupLineBytes + piece / 2 * 2 * kGroupStepBytes;
+    return piece * 2 * kGroupStepBytes;
   }
   // Columns 2 t and + 1 of tile 2 j2 + b of P are r2 = 2 t + b and that + 8.
   static __device__ __forceinline__ uint32_t row_of_third(uint32_t g) {

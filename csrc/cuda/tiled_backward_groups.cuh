@@ -149,25 +149,19 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::add_first_gradients_of_qua
   const uint32_t gradient =
       hold(entry_number(slot) * Tile::kEntryBytes + Group::gradient_lane(b, 0, t_, slot));
   const uint32_t second = group_operand(tile_.second_rows);
-  constexpr uint32_t kTogether = 1;
+  float4 left[2 * kGradientQ];
 #pragma unroll
-  for (uint32_t first = 0; first < kGradientQ; first += kTogether) {
-    float4 left[2 * kTogether];
-#pragma unroll
-    for (uint32_t i = 0; i < 2 * kTogether; ++i) {
-      left[i] =
-          load_at<float4>(tile_.products, Group::gradient_place(gradient, first + i / 2, i % 2));
-    }
-    start_group_products();
-#pragma unroll
-    for (uint32_t i = 0; i < 2 * kTogether; ++i) {
-      const uint32_t j2 = first + i / 2;
-      const float step[4] = {left[i].x, left[i].z, left[i].y, left[i].w};
-      group_multiply_add(first + i > 0, c, step, second,
-                         j2 / 2 * Group::kOperandBytes + (j2 % 2 * 2 + i % 2) * kGroupStepBytes);
-    }
-    finish_group_products();
+  for (uint32_t i = 0; i < 2 * kGradientQ; ++i) {
+    left[i] = load_at<float4>(tile_.products, Group::gradient_place(gradient, i / 2, i % 2));
   }
+  start_group_products();
+#pragma unroll
+  for (uint32_t i = 0; i < 2 * kGradientQ; ++i) {
+    const float step[4] = {left[i].x, left[i].z, left[i].y, left[i].w};
+    group_multiply_add(i > 0, c, step, second,
+                       i / 4 * Group::kOperandBytes + i % 4 * kGroupStepBytes);
+  }
+  finish_group_products();
   if (!has_entry(slot)) return;
   float* const target =
       targets_.gradients[0] + (int64_t{entry(slot).i1} * kGradientQ + b) * kRank + 4 * t_;
@@ -224,26 +218,20 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::sum_second_gradient_of_qua
 #pragma unroll
   for (uint32_t slot = 0; slot < kEntriesPerWarp; slot += 2) {
     if (slot * kBackwardWarps >= count_) break;
-    constexpr uint32_t kTogether = 2;
+    float4 left[4];
 #pragma unroll
-    for (uint32_t warp = 0; warp < 4; warp += kTogether) {
-      float4 left[kTogether];
-#pragma unroll
-      for (uint32_t i = 0; i < kTogether; ++i) {
-        left[i] =
-            load_at<float4>(tile_.products,
-                            gradient + (slot * kBackwardWarps + warp + i) * Tile::kEntryBytes);
-      }
-      start_group_products();
-#pragma unroll
-      for (uint32_t i = 0; i < kTogether; ++i) {
-        const float step[4] = {left[i].x, left[i].y, left[i].z, left[i].w};
-        group_multiply_add(
-            true, sums.tiles, step, first,
-            slot / 2 * Group::kGroups * Group::kOperandBytes + (warp + i) * kGroupStepBytes);
-      }
-      finish_group_products();
+    for (uint32_t s = 0; s < 4; ++s) {
+      left[s] = load_at<float4>(tile_.products,
+                                gradient + (slot * kBackwardWarps + s) * Tile::kEntryBytes);
     }
+    start_group_products();
+#pragma unroll
+    for (uint32_t s = 0; s < 4; ++s) {
+      const float step[4] = {left[s].x, left[s].y, left[s].z, left[s].w};
+      group_multiply_add(true, sums.tiles, step, first,
+                         slot / 2 * Group::kGroups * Group::kOperandBytes + s * kGroupStepBytes);
+    }
+    finish_group_products();
   }
   return sums;
 }
