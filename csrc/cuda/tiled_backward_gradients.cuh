@@ -90,6 +90,9 @@ class TileGradients {
         column_(feature.output_column),
         count_(slot.count()) {}
 
+  // kQuads: once for all tiles of a block, before anything else.
+  __device__ __forceinline__ void store_places() const;
+
   // Starts to load what the tile needs.
   __device__ __forceinline__ void load_ahead(Ahead& ahead, const BackwardWork& work) const;
 
@@ -165,6 +168,12 @@ class TileGradients {
 
   // Gradients of P lie as GroupTile<16>::gradient_lane says.
   static constexpr bool kQuads = kGrouped && kRank == 16;
+  // GroupTile<16>::places.
+  enum PlaceWord : uint32_t { kFirstAndProduct, kProductAndGradient, kRowAndRow, kSums, kSecond };
+  __device__ __forceinline__ uint2 places(PlaceWord word) const {
+    const uint32_t pair = tile_.places[word][threadIdx.x];
+    return make_uint2(pair % 65536u, pair / 65536u);
+  }
   static constexpr bool kRowsInProducts = kGrouped && !Group::kHasRows;
 
   // The number in the tile of the entry in a slot of this warp.

@@ -79,6 +79,10 @@ struct __align__(1024) GroupTile<16> {
   // others, of lines r1.
   float second_rows[Products::kSecondElements];
   float rows[kBackwardWarps][kGradientQ * kGradientQ * kRank / 4];  // as in BackwardTile
+  // Of each thread, places that depend on nothing else, two in a word: to compute them again for
+  // every tile would take a fifth of its instructions, and there are no registers to keep them.
+  static constexpr uint32_t kPlaceWords = 5;
+  uint32_t places[kPlaceWords][kBackwardThreads];
 
   static constexpr uint32_t kPieceTiles = 4;
   static __device__ __forceinline__ constexpr uint32_t piece_place(uint32_t piece) {

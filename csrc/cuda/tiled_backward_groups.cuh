@@ -8,6 +8,30 @@
 namespace flowtt::cuda {
 
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
+__device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kShape>::store_places()
+    const {
+  if constexpr (kQuads) {
+    const auto store = [&](PlaceWord word, uint32_t first, uint32_t second) {
+      tile_.places[word][threadIdx.x] = first | second << 16;
+    };
+    store(kFirstAndProduct, Group::first_lane(g_ / 4, warp_, g_ % 4, t_),
+          entry_number(g_ / 4) * Tile::kEntryBytes + Tile::product_pair_lane(g_ % 4, t_));
+    store(kProductAndGradient, Tile::product_lane(lane_),
+          Group::gradient_lane(g_ / 4, g_ % 4, t_, 0));
+    const uint32_t row = warp_ * static_cast<uint32_t>(sizeof(tile_.rows[0]));
+    store(kRowAndRow, row + lane_ * 4, row + t_ * 16 + g_ % 4 * 4);
+    // Of the slot g / 2 and j1 = g % 2, for dG1. Of the group's first warp in slots 0 and 1, r2 =
+    // 2 g and + 1, for dG2.
+    store(kSums,
+          entry_number(g_ / 2) * Tile::kEntryBytes + Group::gradient_lane(g_ % 2, 0, t_, g_ / 2),
+          (t_ / 2 * kBackwardWarps + warp_ / 4 * 4) * Tile::kEntryBytes +
+              Group::gradient_lane(t_ % 2, warp_ % 4, g_ % 4, t_ / 2) + g_ / 4 * 256);
+    const GroupSecondRows<kRank> second(threadIdx.x);
+    store(kSecond, second.place, second.rows_place);
+  }
+}
+
+template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void
 TileGradients<core_t, kRank, kThreeProducts, kShape>::load_second_by_group(Ahead& ahead) const {
   using Rows = GroupSecondRows<kRank>;
@@ -25,9 +49,17 @@ __device__ __forceinline__ void
 TileGradients<core_t, kRank, kThreeProducts, kShape>::store_second_by_group(
     const Ahead& ahead) const {
   using Rows = GroupSecondRows<kRank>;
-  const Rows own(threadIdx.x);
-  const uint32_t place = hold(own.place);
-  const uint32_t rows_place = hold(own.rows_place);
+  uint32_t place;
+  uint32_t rows_place;
+  if constexpr (kQuads) {
+    const uint2 own = places(kSecond);
+    place = own.x;
+    rows_place = own.y;
+  } else {
+    const Rows own(threadIdx.x);
+    place = hold(own.place);
+    rows_place = hold(own.rows_place);
+  }
 #pragma unroll
   for (uint32_t i = 0; i < kOwnSecond; ++i) {
     const float v[4] = {ahead.second[i].x, ahead.second[i].y, ahead.second[i].z, ahead.second[i].w};
@@ -48,7 +80,16 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::compute_products_by_group(
     const FirstRows& own_first) const {
   float a[2][kOwnFirst];  // rows g and g + 8
   const uint32_t j1 = g_ % 4;
-  const uint32_t first = hold(Group::first_lane(g_ / 4, warp_, j1, t_));
+  uint32_t first;
+  uint32_t product;
+  if constexpr (kQuads) {
+    const uint2 own = places(kFirstAndProduct);
+    first = own.x;
+    product = own.y;
+  } else {
+    first = hold(Group::first_lane(g_ / 4, warp_, j1, t_));
+    product = hold(entry_number(g_ / 4) * Tile::kEntryBytes + Tile::product_pair_lane(j1, t_));
+  }
 #pragma unroll
   for (uint32_t half = 0; half < 2; ++half) {
 #pragma unroll
@@ -63,8 +104,6 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::compute_products_by_group(
     }
   }
   publish_group_operand();
-  const uint32_t product =
-      hold(entry_number(g_ / 4) * Tile::kEntryBytes + Tile::product_pair_lane(j1, t_));
   constexpr uint32_t kTiles = Group::kPieceTiles;
   const uint32_t second = group_operand(tile_.second);
 #pragma unroll
@@ -146,8 +185,7 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::add_first_gradients_of_qua
   float c[2][4];  // columns r1 = 4 t to 4 t + 3
   const uint32_t slot = g_ / 2;
   const uint32_t b = g_ % 2;
-  const uint32_t gradient =
-      hold(entry_number(slot) * Tile::kEntryBytes + Group::gradient_lane(b, 0, t_, slot));
+  const uint32_t gradient = places(kSums).x;
   const uint32_t second = group_operand(tile_.second_rows);
   float4 left[2 * kGradientQ];
 #pragma unroll
@@ -209,10 +247,7 @@ __device__ __forceinline__ typename TileGradients<core_t, kRank, kThreeProducts,
 TileGradients<core_t, kRank, kThreeProducts, kShape>::sum_second_gradient_of_quads() const {
   SecondSums sums = {};
   const uint32_t group = warp_ / 4;
-  // Of the group's first warp, in slots 0 and 1: vectors of r2 = 2 g and + 1.
-  const uint32_t gradient = hold((t_ / 2 * kBackwardWarps + 4 * group) * Tile::kEntryBytes +
-                                 Group::gradient_lane(t_ % 2, warp_ % 4, g_ % 4, t_ / 2) +
-                                 g_ / 4 * static_cast<uint32_t>(256));
+  const uint32_t gradient = places(kSums).y;
   const uint32_t first =
       __shfl_sync(kAllLanes, group_operand(tile_.first) + group * (Group::kOperandBytes / 16), 0);
 #pragma unroll

@@ -42,6 +42,7 @@ __global__ void __launch_bounds__(kBackwardThreads,
   typename Gradients::FirstRows first;
   {
     const Gradients tile = gradients_of(shared.slots[0]);
+    tile.store_places();
     tile.load_ahead(ahead, pass.work);
     first = tile.load_first();
     tile.store_second(ahead);

@@ -161,21 +161,26 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::work_on_lookups() {
   if (targets_.touched[2] != nullptr && lane_ < lookups_) {
     targets_.touched[2][own_.third % 65536u] = 1;
   }
-  uint32_t third_row = g_;
-  uint32_t gradient_lane;
-  if constexpr (kQuads) {
-    third_row = Group::row_of_third(g_);
-    gradient_lane = Group::gradient_lane(g_ / 4, g_ % 4, t_, 0);
-  } else {
-    gradient_lane = Tile::gradient_place(g_ / 4, g_ % 4, t_ / 2) + t_ % 2 * 8;
-  }
+  const uint32_t third_row = kQuads ? Group::row_of_third(g_) : g_;
   float* const target_of_lane = of_lane(targets_.gradients[2], third_row * q3_ + 2 * t_);
-  const uint32_t products = hold(Tile::product_lane(lane_));
-  const uint32_t gradients = hold(gradient_lane);
-  if constexpr (kFourColumns) {
-    // Columns that are not there are others: nobody asks for their sums.
-    row_a_ = hold(warp_ * static_cast<uint32_t>(sizeof(tile_.rows[0])) + lane_ * 4);
-    row_b_ = hold(warp_ * static_cast<uint32_t>(sizeof(tile_.rows[0])) + t_ * 16 + g_ % 4 * 4);
+  uint32_t products;
+  uint32_t gradients;
+  // Columns that are not there are others: nobody asks for their sums.
+  if constexpr (kQuads) {
+    const uint2 own = places(kProductAndGradient);
+    products = own.x;
+    gradients = own.y;
+    const uint2 row = places(kRowAndRow);
+    row_a_ = row.x;
+    row_b_ = row.y;
+  } else {
+    products = hold(Tile::product_lane(lane_));
+    gradients = hold(Tile::gradient_place(g_ / 4, g_ % 4, t_ / 2) + t_ % 2 * 8);
+    if constexpr (kFourColumns) {
+      const uint32_t row = warp_ * static_cast<uint32_t>(sizeof(tile_.rows[0]));
+      row_a_ = hold(row + lane_ * 4);
+      row_b_ = hold(row + t_ * 16 + g_ % 4 * 4);
+    }
   }
   EntrySums sums;
   uint32_t number = hold(0u);
