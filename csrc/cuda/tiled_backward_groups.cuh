@@ -106,7 +106,8 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::compute_products_by_group(
   publish_group_operand();
   constexpr uint32_t kTiles = Group::kPieceTiles;
   const uint32_t second = group_operand(tile_.second);
-#pragma unroll
+  constexpr int kUnrolled = kRank == 16 ? 1 : 2;  // for want of registers
+#pragma unroll kUnrolled
   for (uint32_t piece = 0; piece < kGradientQ * kRank / 8 / kTiles; ++piece) {
     float c[kTiles][4];
     start_group_products();
@@ -182,24 +183,29 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::add_first_gradients_by_gro
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void
 TileGradients<core_t, kRank, kThreeProducts, kShape>::add_first_gradients_of_quads() const {
-  float c[2][4];  // columns r1 = 4 t to 4 t + 3
+  float c[2][4] = {};  // columns r1 = 4 t to 4 t + 3
   const uint32_t slot = g_ / 2;
   const uint32_t b = g_ % 2;
   const uint32_t gradient = places(kSums).x;
   const uint32_t second = group_operand(tile_.second_rows);
-  float4 left[2 * kGradientQ];
+  constexpr uint32_t kTogether = 4;  // as many vectors as find registers
 #pragma unroll
-  for (uint32_t i = 0; i < 2 * kGradientQ; ++i) {
-    left[i] = load_at<float4>(tile_.products, Group::gradient_place(gradient, i / 2, i % 2));
-  }
-  start_group_products();
+  for (uint32_t first = 0; first < 2 * kGradientQ; first += kTogether) {
+    float4 left[kTogether];
 #pragma unroll
-  for (uint32_t i = 0; i < 2 * kGradientQ; ++i) {
-    const float step[4] = {left[i].x, left[i].z, left[i].y, left[i].w};
-    group_multiply_add(i > 0, c, step, second,
-                       i / 4 * Group::kOperandBytes + i % 4 * kGroupStepBytes);
+    for (uint32_t i = 0; i < kTogether; ++i) {
+      left[i] =
+          load_at<float4>(tile_.products, Group::gradient_place(gradient, (first + i) / 2, i % 2));
+    }
+    start_group_products();
+#pragma unroll
+    for (uint32_t i = 0; i < kTogether; ++i) {
+      const float step[4] = {left[i].x, left[i].z, left[i].y, left[i].w};
+      group_multiply_add(true, c, step, second,
+                         (first + i) / 4 * Group::kOperandBytes + i % 4 * kGroupStepBytes);
+    }
+    finish_group_products();
   }
-  finish_group_products();
   if (!has_entry(slot)) return;
   float* const target =
       targets_.gradients[0] + (int64_t{entry(slot).i1} * kGradientQ + b) * kRank + 4 * t_;

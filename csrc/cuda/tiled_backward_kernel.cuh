@@ -15,9 +15,10 @@ namespace flowtt::cuda {
 // Blocks of a multiprocessor: while the lookups of one wait for their sums to leave, others
 // multiply. As many as find registers.
 template <int kRank, bool kThreeProducts, GradientShape kShape>
-inline constexpr int kBackwardBlocks = kRank == 32                                         ? 2
-                                       : kThreeProducts || kShape != GradientShape::kExact ? 3
-                                                                                           : 4;
+inline constexpr int kBackwardBlocks =
+    kRank == 32                                                                         ? 2
+    : kThreeProducts || kShape == GradientShape::kEven || kShape == GradientShape::kAny ? 3
+                                                                                        : 4;
 
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __global__ void __launch_bounds__(kBackwardThreads,

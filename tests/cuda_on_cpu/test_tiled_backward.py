@@ -93,11 +93,11 @@ def skewed_ids(draw: random.Random, rows: int, count: int) -> list[int]:
 
 @pytest.mark.parametrize("order", [Order.ASCENDING, Order.RANDOM, Order.BURSTS])
 @pytest.mark.parametrize("multiprocessors", [1, 5])
-@pytest.mark.parametrize("allow_tf32", [False, True])
+@pytest.mark.parametrize(("name", "allow_tf32"), [("32x8", False), ("32x8", True), ("16x4", True)])
 def test_skew_and_more_granules_than_blocks(
-    order: Order, multiprocessors: int, allow_tf32: bool
+    order: Order, multiprocessors: int, name: str, allow_tf32: bool
 ) -> None:
-    table = TABLES["32x8"]
+    table = TABLES[name]
     ids = [i % table.rows for i in skewed_ids(random.Random(3), table.rows, 3_000)]
     call = make_call([table], batch_size=300, lengths=[10] * 300, ids=ids, weighted=True)
     check(call, Device(multiprocessors, order=order), allow_tf32=allow_tf32)
