@@ -78,6 +78,8 @@ def test_keeps_the_factors_given() -> None:
         ({"weight_init_min": 0.1, "weight_init_max": 0.1}, ("ads", "weight_init_min", "0.1")),
         ({"weight_init_min": 0.2, "weight_init_max": 0.1}, ("ads", "weight_init_max", "0.2")),
         ({"num_embeddings_post_pruning": 10}, ("ads", "num_embeddings_post_pruning")),
+        ({"feature_names": "ad_id"}, ("ads", "feature_names", "list of strings", "'ad_id'")),
+        ({"feature_names": ["ad_id", 3]}, ("ads", "feature_names", "list of strings", "3")),
     ],
 )
 def test_refuses_what_a_tt_table_cannot_be(changes: dict, parts: tuple[str, ...]) -> None:

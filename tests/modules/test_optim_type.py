@@ -7,8 +7,10 @@ import dataclasses
 import enum
 import inspect
 import pickle
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 
 from torchrec_flowtt.modules import OptimizerConfig, OptimType
@@ -68,6 +70,14 @@ def test_survives_pickle_and_deepcopy() -> None:
 
 
 @pytest.mark.parametrize(
+    "value", [np.float32(0.25), np.float64(0.25), Fraction(1, 4), np.int64(2), 2]
+)
+def test_real_numbers_of_any_type(value: Any) -> None:
+    config = OptimizerConfig("adam", learning_rate=value)
+    assert type(config.learning_rate) is float and config.learning_rate == float(value)
+
+
+@pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
         ({"optimizer": "rmsprop"}, ValueError, "optimizer must be one of"),
@@ -75,6 +85,8 @@ def test_survives_pickle_and_deepcopy() -> None:
         ({"learning_rate": float("nan")}, ValueError, "learning_rate must be finite .* got nan"),
         ({"learning_rate": float("inf")}, ValueError, "learning_rate must be finite .* got inf"),
         ({"learning_rate": "0.1"}, TypeError, r"learning_rate must be a real number, got '0\.1'"),
+        ({"learning_rate": np.bool_(True)}, TypeError, "learning_rate must be a real number"),
+        ({"learning_rate": 1j}, TypeError, "learning_rate must be a real number, got 1j"),
         ({"eps": True}, TypeError, "eps must be a real number, got True"),
         ({"beta1": 1.0}, ValueError, r"beta1 must be in \[0, 1\), got 1\.0"),
         ({"beta2": -0.5}, ValueError, r"beta2 must be in \[0, 1\), got -0\.5"),

@@ -231,6 +231,11 @@ def test_dense_mode_compiles_for_training() -> None:
         ({"feature_table_map": []}, ValueError, "feature_table_map must name a table"),
         ({"feature_table_map": [0.0]}, TypeError, r"feature_table_map\[0\] must be an int"),
         ({"feature_table_map": [True]}, TypeError, r"feature_table_map\[0\] must be an int"),
+        (
+            {"feature_names": "ad"},
+            TypeError,
+            "feature_names must have one string a feature, .* 'ad'",
+        ),
         ({"feature_names": ["ad"]}, ValueError, "feature_names must have .* a feature, 2, got 1"),
         (
             {"feature_table_map": [0, 2]},

@@ -61,6 +61,7 @@ class FlowTTEmbeddingBagConfig(EmbeddingBagConfig):
     distribution.
 
     Raises:
+        TypeError: if `feature_names` is no list of strings.
         ValueError: if the TT-shape does not fit the table, or a field is set that a TT table
             cannot honour (an ``init_fn`` of one's own, an 8-bit data type, virtual tables,
             pruning).
@@ -93,6 +94,11 @@ class FlowTTEmbeddingBagConfig(EmbeddingBagConfig):
             )
         self.init_fn = _NoDenseWeight(self.name)
         super().__post_init__()
+        names = self.feature_names
+        if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+            raise TypeError(
+                f"table {self.name!r}: feature_names must be a list of strings, got {names!r}"
+            )
         # First, as the range of initial weights that is read below depends on num_embeddings.
         self.tt_spec = self._resolve_spec()
         self.num_cores = self.tt_spec.num_cores

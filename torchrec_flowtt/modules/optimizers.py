@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
+import numbers
 
 __all__ = ["OptimType", "OptimizerConfig"]
 
@@ -99,14 +100,15 @@ class OptimizerConfig:
                 raise TypeError(f"{switch} must be True or False, got {getattr(self, switch)!r}")
         for argument in ("learning_rate", "eps", "beta1", "beta2", "weight_decay", "max_gradient"):
             value = getattr(self, argument)
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
+            if isinstance(value, bool) or not isinstance(value, numbers.Real):
                 kind = type(value).__name__
                 raise TypeError(f"{argument} must be a real number, got {value!r} ({kind})")
+            number = float(value)
             upper = 1.0 if argument in ("beta1", "beta2") else math.inf
-            if not 0.0 <= value < upper:
+            if not 0.0 <= number < upper:
                 limit = f"in [0, {upper:g})" if upper == 1.0 else "finite and at least 0"
                 raise ValueError(f"{argument} must be {limit}, got {value}")
-            object.__setattr__(self, argument, float(value))
+            object.__setattr__(self, argument, number)
         if self.gradient_clipping and self.optimizer is OptimType.NONE:
             raise ValueError(
                 "gradient_clipping must be False for optimizer 'none', whose gradients torch's own "

@@ -118,6 +118,11 @@ class TableBatchedFlowTTEmbeddingBags(nn.Module):
         _check_specs(self.embedding_specs)
         tables = len(self.embedding_specs)
         self.feature_table_map = _checked_feature_table_map(feature_table_map, tables)
+        if isinstance(feature_names, str):
+            raise TypeError(
+                "feature_names must have one string a feature, got a single string, "
+                f"{feature_names!r}"
+            )
         self.feature_names = tuple(feature_names or ())
         if feature_names is not None and len(feature_names) != len(self.feature_table_map):
             raise ValueError(
