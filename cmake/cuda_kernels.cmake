@@ -35,10 +35,10 @@ message(STATUS "CUDA kernels: ${CMAKE_CUDA_COMPILER} for architectures ${FLOWTT_
 
 # Products of four warps together are instructions of sm_90a, which no other device runs, so the
 # kernels that use them are compiled for it alone.
-set(flowtt_sm90a_sources csrc/cuda/tiled_backward_groups.cu)
+set(flowtt_sm90a_sources "${CMAKE_CURRENT_SOURCE_DIR}/csrc/cuda/tiled_backward_groups.cu")
 set(flowtt_kernel_libraries flowtt_cuda_kernels)
 if("90" IN_LIST FLOWTT_CUDA_ARCHS)
-  list(FILTER FLOWTT_CUDA_SOURCES EXCLUDE REGEX "tiled_backward_groups\\.cu$")
+  list(REMOVE_ITEM FLOWTT_CUDA_SOURCES ${flowtt_sm90a_sources})
   add_library(flowtt_cuda_sm90a_kernels OBJECT ${flowtt_sm90a_sources})
   list(APPEND flowtt_kernel_libraries flowtt_cuda_sm90a_kernels)
 endif()

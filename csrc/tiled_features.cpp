@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <iterator>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -21,6 +22,12 @@ using cuda::Tiling;
 
 struct TiledCandidate {
   Tiling tiling;
+  int64_t feature;
+  int32_t table;
+};
+
+struct GradientCandidate {
+  cuda::GradientClass tables;
   int64_t feature;
   int32_t table;
 };
@@ -68,10 +75,9 @@ uint32_t disabled_mechanisms() {
   return disabled;
 }
 
-TiledFeature tiled_feature(const EmbeddingBagArguments& arguments,
-                           const TiledCandidate& candidate) {
-  const TableShape& shape = arguments.tables[candidate.table];
-  const int64_t first_core = arguments.first_core[candidate.table];
+TiledFeature tiled_feature(const EmbeddingBagArguments& arguments, int64_t feature, int32_t table) {
+  const TableShape& shape = arguments.tables[table];
+  const int64_t first_core = arguments.first_core[table];
   TiledFeature result{};
   result.num_cores = static_cast<int16_t>(shape.num_cores);
   for (int k = 0; k < shape.num_cores; ++k) {
@@ -82,9 +88,9 @@ TiledFeature tiled_feature(const EmbeddingBagArguments& arguments,
   }
   result.num_embeddings = shape.num_embeddings;
   result.embedding_dim = static_cast<int32_t>(shape.embedding_dim);
-  result.output_column = arguments.features[candidate.feature].column;
-  result.feature = static_cast<int32_t>(candidate.feature);
-  result.table = candidate.table;
+  result.output_column = arguments.features[feature].column;
+  result.feature = static_cast<int32_t>(feature);
+  result.table = table;
   return result;
 }
 
@@ -163,7 +169,9 @@ std::vector<int64_t> look_up_tiled_features(const CudaCall& call, const cuda::Po
     size_t end = first;
     while (end < candidates.size() && candidates[end].tiling == plan.tiling &&
            plan.group.count < cuda::kTiledFeaturesPerLaunch) {
-      plan.group.features[plan.group.count++] = tiled_feature(arguments, candidates[end++]);
+      plan.group.features[plan.group.count++] =
+          tiled_feature(arguments, candidates[end].feature, candidates[end].table);
+      ++end;
     }
     plan.wants_order = order != nullptr && end - first == arguments.features.size();
     call.check(cuda::plan_tiled_forward(arguments.bags, output, &plan));
@@ -190,35 +198,33 @@ std::vector<int64_t> differentiate_tiled_features(const CudaCall& call,
   int shared_limit = 0;
   call.check(cuda::read_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, &shared_limit));
   std::vector<int64_t> remaining;
-  std::vector<TiledCandidate> candidates;
+  std::vector<GradientCandidate> candidates;
   for (size_t feature = 0; feature < arguments.features.size(); ++feature) {
     const int32_t table = arguments.features[feature].table;
     if (choice != ForwardChoice::kGeneral && arguments.output_rows > 0 && arguments.bags.nnz > 0 &&
         cuda::has_tiled_backward(arguments.core_type, arguments.output_rows,
                                  arguments.tables[table], shared_limit)) {
-      candidates.push_back({{}, static_cast<int64_t>(feature), table});
+      candidates.push_back(
+          {cuda::gradient_class(arguments.tables[table]), static_cast<int64_t>(feature), table});
     } else {
       remaining.push_back(static_cast<int64_t>(feature));
     }
   }
-  const auto class_of = [&](const TiledCandidate& candidate) {
-    return cuda::gradient_class(arguments.tables[candidate.table]);
-  };
   // Within a class as in the forward pass, whose order of lookups may be used again.
   std::stable_sort(candidates.begin(), candidates.end(),
-                   [&](const TiledCandidate& left, const TiledCandidate& right) {
-                     return std::tuple(class_of(left), left.table) <
-                            std::tuple(class_of(right), right.table);
+                   [](const GradientCandidate& left, const GradientCandidate& right) {
+                     return std::tuple(left.tables, left.table) <
+                            std::tuple(right.tables, right.table);
                    });
   for (size_t first = 0; first < candidates.size();) {
     cuda::BackwardPlan plan{};
     plan.core_type = arguments.core_type;
     plan.three_products = !allow_tf32;
-    plan.tables = class_of(candidates[first]);
+    plan.tables = candidates[first].tables;
     if (first == 0) plan.cleared = memory;
     size_t end = first;
     int64_t pair_elements = 0;
-    while (end < candidates.size() && class_of(candidates[end]) == plan.tables &&
+    while (end < candidates.size() && candidates[end].tables == plan.tables &&
            plan.group.count < cuda::kTiledFeaturesPerLaunch) {
       if (plan.tables.cores == 4 &&
           (end == first || candidates[end].table != candidates[end - 1].table)) {
@@ -226,7 +232,8 @@ std::vector<int64_t> differentiate_tiled_features(const CudaCall& call,
         if (end > first && pair_elements > cuda::kMaxPairElements) break;
       }
       const int32_t f = plan.group.count++;
-      plan.group.features[f] = tiled_feature(arguments, candidates[end]);
+      plan.group.features[f] =
+          tiled_feature(arguments, candidates[end].feature, candidates[end].table);
       for (int k = 0; k < plan.group.features[f].num_cores; ++k) {
         std::tie(plan.targets[f].gradients[k], plan.targets[f].touched[k]) =
             find_gradient(candidates[end].table, k);
@@ -237,19 +244,21 @@ std::vector<int64_t> differentiate_tiled_features(const CudaCall& call,
     if (order != nullptr && end - first == arguments.features.size()) {
       plan.order = parse_order(arguments, *order);
     }
-    const cuda::BackwardPlan of_four_cores = plan;
+    std::optional<cuda::BackwardPlan> of_four_cores;
     Tensor pairs;
     if (plan.tables.cores == 4) {
-      pairs = call.empty(cuda::pair_bytes(of_four_cores), ScalarType::Byte);
-      call.check(cuda::launch_pairs(of_four_cores, pairs.mutable_data_ptr(), call.stream(), &plan));
+      of_four_cores = plan;
+      pairs = call.empty(cuda::pair_bytes(plan), ScalarType::Byte);
+      call.check(
+          cuda::launch_pairs(*of_four_cores, pairs.mutable_data_ptr(), call.stream(), &plan));
     }
     call.check(cuda::plan_tiled_backward(arguments.bags, grad_output, &plan));
     Tensor workspace = call.empty(static_cast<int64_t>(plan.workspace_bytes), ScalarType::Byte);
     call.check(cuda::launch_tiled_backward(plan, arguments.bags, grad_output,
                                            workspace.mutable_data_ptr(), call.stream()));
-    if (plan.tables.cores == 4) {
+    if (of_four_cores) {
       call.check(
-          cuda::launch_pair_gradients(of_four_cores, pairs.mutable_data_ptr(), call.stream()));
+          cuda::launch_pair_gradients(*of_four_cores, pairs.mutable_data_ptr(), call.stream()));
     }
     first = end;
   }

@@ -3,7 +3,6 @@
 #include "tiled_backward.h"
 
 #include <algorithm>
-#include <type_traits>
 
 #include "device_attributes.h"
 #include "tiled_backward_launch.cuh"
@@ -88,39 +87,32 @@ cudaError_t launch_planning(const TiledLaunch& launch, const BackwardWork& work,
 template <typename core_t, bool kThreeProducts>
 cudaError_t launch_precision(const BackwardPlan& plan, const TiledLaunch& launch,
                              const BackwardPass& pass) {
-  constexpr auto kExact = GradientShape::kExact;
-  constexpr auto kEven = GradientShape::kEven;
-  constexpr auto kAny = GradientShape::kAny;
-  if constexpr (!kThreeProducts && std::is_same_v<core_t, float>) {
-    if (is_grouped(plan.shape)) {
-      return launch_grouped_gradients(plan, launch, pass);
-    }
-  }
-  if (plan.shape == GradientShape::kExactBlocks) {
-    return launch_gradients<core_t, 32, kThreeProducts, GradientShape::kExactBlocks>(plan, launch,
-                                                                                     pass);
-  }
-  if (plan.shape == kExact) {
+  const auto launch_wide = [&]<GradientShape kShape>() {
+    return launch_gradients<core_t, 32, kThreeProducts, kShape>(plan, launch, pass);
+  };
+  const auto launch_ranked = [&]<GradientShape kShape>() {
     return plan.tables.rank == 16
-               ? launch_gradients<core_t, 16, kThreeProducts, kExact>(plan, launch, pass)
-               : launch_gradients<core_t, 32, kThreeProducts, kExact>(plan, launch, pass);
+               ? launch_gradients<core_t, 16, kThreeProducts, kShape>(plan, launch, pass)
+               : launch_wide.template operator()<kShape>();
+  };
+  switch (plan.shape) {
+    case GradientShape::kExact:
+      return launch_ranked.template operator()<GradientShape::kExact>();
+    case GradientShape::kGrouped:
+    case GradientShape::kGroupedBlocks:
+      return launch_grouped_gradients(plan, launch, pass);
+    case GradientShape::kExactBlocks:
+      return launch_wide.template operator()<GradientShape::kExactBlocks>();
+    case GradientShape::kEven:
+      return launch_ranked.template operator()<GradientShape::kEven>();
+    case GradientShape::kAny:
+      return launch_ranked.template operator()<GradientShape::kAny>();
+    case GradientShape::kTwoCoresEven:
+      return launch_wide.template operator()<GradientShape::kTwoCoresEven>();
+    case GradientShape::kTwoCoresAny:
+      return launch_wide.template operator()<GradientShape::kTwoCoresAny>();
   }
-  if (plan.shape == GradientShape::kTwoCoresEven) {
-    return launch_gradients<core_t, 32, kThreeProducts, GradientShape::kTwoCoresEven>(plan, launch,
-                                                                                      pass);
-  }
-  if (plan.shape == GradientShape::kTwoCoresAny) {
-    return launch_gradients<core_t, 32, kThreeProducts, GradientShape::kTwoCoresAny>(plan, launch,
-                                                                                     pass);
-  }
-  if (plan.tables.rank == 16) {
-    return plan.shape == kEven
-               ? launch_gradients<core_t, 16, kThreeProducts, kEven>(plan, launch, pass)
-               : launch_gradients<core_t, 16, kThreeProducts, kAny>(plan, launch, pass);
-  }
-  return plan.shape == kEven
-             ? launch_gradients<core_t, 32, kThreeProducts, kEven>(plan, launch, pass)
-             : launch_gradients<core_t, 32, kThreeProducts, kAny>(plan, launch, pass);
+  return cudaErrorInvalidValue;
 }
 
 template <typename core_t>
