@@ -345,7 +345,7 @@ OptimizerStates parse_optimizer_arguments(
   const OptimizerType type = optimizer_type(optimizer);
   parsed.optimizer = {type,
                       static_cast<const float*>(learning_rate.data_ptr()),
-                      static_cast<const int64_t*>(iteration.data_ptr()),
+                      static_cast<int64_t*>(iteration.mutable_data_ptr()),
                       eps,
                       beta1,
                       beta2,

@@ -136,11 +136,15 @@ void for_each_core_group(const CudaCall& call, const CoreGradients& gradients,
   }
 }
 
+void do_start(const CudaCall& call, const cuda::BackwardStart& start) {
+  call.check(cudaMemsetAsync(start.cleared, 0, start.cleared_bytes, call.stream()));
+  if (start.steps != nullptr) call.check(cuda::launch_count_step(start.steps, call.stream()));
+}
+
 void accumulate_in_order(const CudaCall& call, const StridedMatrix& grad_output,
-                         CoreGradients& gradients) {
+                         const CoreGradients& gradients, const cuda::BackwardStart& start) {
   const EmbeddingBagArguments& arguments = call.arguments();
-  call.check(
-      cudaMemsetAsync(gradients.memory.mutable_data_ptr(), 0, gradients.bytes, call.stream()));
+  do_start(call, start);
   if (arguments.bags.nnz == 0) return;
   for_each_feature_group(
       call, all_features(arguments), &gradients, cuda::ChainKernel::kGradients,
@@ -155,15 +159,16 @@ void accumulate_in_order(const CudaCall& call, const StridedMatrix& grad_output,
       });
 }
 
+// steps: as in BackwardStart.
 void accumulate_core_gradients(const CudaCall& call, const StridedMatrix& grad_output,
-                               CoreGradients& gradients, bool allow_tf32, const Tensor* order,
-                               bool deterministic) {
+                               CoreGradients& gradients, int64_t* steps, bool allow_tf32,
+                               const Tensor* order, bool deterministic) {
+  const cuda::BackwardStart start{gradients.memory.mutable_data_ptr(), gradients.bytes, steps};
   if (deterministic) {
-    accumulate_in_order(call, grad_output, gradients);
+    accumulate_in_order(call, grad_output, gradients, start);
     return;
   }
   const EmbeddingBagArguments& arguments = call.arguments();
-  void* const memory = gradients.memory.mutable_data_ptr();
   const std::vector<int64_t> remaining = differentiate_tiled_features(
       call, grad_output,
       [&](int32_t table, int k) {
@@ -171,10 +176,8 @@ void accumulate_core_gradients(const CudaCall& call, const StridedMatrix& grad_o
         return std::pair(static_cast<float*>(gradients.accumulator_of_core[core]),
                          gradients.touched_of_core[core]);
       },
-      {memory, gradients.bytes}, allow_tf32, order);
-  if (remaining.size() == arguments.features.size()) {
-    call.check(cudaMemsetAsync(memory, 0, gradients.bytes, call.stream()));
-  }
+      start, allow_tf32, order);
+  if (remaining.size() == arguments.features.size()) do_start(call, start);
   if (arguments.bags.nnz == 0) return;
   for_each_feature_group(
       call, remaining, &gradients, cuda::ChainKernel::kGradients,
@@ -208,7 +211,8 @@ struct Cuda {
                                       const Tensor* order, bool deterministic) {
     const CudaCall call("tt_embedding_bag_backward", arguments);
     CoreGradients gradients = allocate_core_gradients(call, /*with_touched=*/false);
-    accumulate_core_gradients(call, grad, gradients, allow_tf32, order, deterministic);
+    accumulate_core_gradients(call, grad, gradients, /*steps=*/nullptr, allow_tf32, order,
+                              deterministic);
 
     std::vector<Tensor> core_grads;
     std::vector<void*> data;
@@ -238,10 +242,14 @@ struct Cuda {
   static void backward_update(const EmbeddingBagArguments& arguments, const StridedMatrix& grad,
                               const OptimizerStates& states, bool allow_tf32, const Tensor* order,
                               bool deterministic) {
-    if (arguments.bags.nnz == 0) return;
     const CudaCall call("tt_embedding_bag_backward_update", arguments);
+    if (arguments.bags.nnz == 0) {
+      call.check(cuda::launch_count_step(states.optimizer.iteration, call.stream()));
+      return;
+    }
     CoreGradients gradients = allocate_core_gradients(call, /*with_touched=*/true);
-    accumulate_core_gradients(call, grad, gradients, allow_tf32, order, deterministic);
+    accumulate_core_gradients(call, grad, gradients, states.optimizer.iteration, allow_tf32, order,
+                              deterministic);
     for_each_core_group(call, gradients, arguments.core_data, &states, [&](const CoreGroup& group) {
       return cuda::launch_optimizer_step(arguments.core_type, group, states.optimizer,
                                          call.stream());

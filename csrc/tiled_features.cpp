@@ -101,9 +101,13 @@ bool needs_three_products(ElementType core_type, ElementType output_type, bool a
   return core_type == ElementType::kFloat32 || output_type == ElementType::kFloat32;
 }
 
-// Of what is kept of a call's lookups: their entries, then their factors if they have any.
+// Of what is kept of a call's lookups: counters, their entries, then their factors if they have
+// any.
+constexpr int64_t kOrderCounterBytes = cuda::kOrderCounters * sizeof(uint32_t);
+
 int64_t order_bytes(const BagBatch& bags) {
-  return bags.nnz * static_cast<int64_t>(sizeof(cuda::GroupedLookup) +
+  return kOrderCounterBytes +
+         bags.nnz * static_cast<int64_t>(sizeof(cuda::GroupedLookup) +
                                          (cuda::has_factors(bags) ? sizeof(float) : 0));
 }
 
@@ -116,7 +120,9 @@ cuda::LookupOrder parse_order(const EmbeddingBagArguments& arguments, const Tens
                   "order: expected the ", bytes, " bytes on the cores' device that ",
                   "flowtt::tt_embedding_bag_with_order returns for these lookups, or none, got ",
                   order.numel(), " elements");
-  result.entries = static_cast<cuda::GroupedLookup*>(order.mutable_data_ptr());
+  char* const data = static_cast<char*>(order.mutable_data_ptr());
+  result.counters = reinterpret_cast<uint32_t*>(data);
+  result.entries = reinterpret_cast<cuda::GroupedLookup*>(data + kOrderCounterBytes);
   if (cuda::has_factors(arguments.bags)) {
     result.factors = reinterpret_cast<float*>(result.entries + arguments.bags.nnz);
   }
@@ -191,7 +197,7 @@ std::vector<int64_t> look_up_tiled_features(const CudaCall& call, const cuda::Po
 std::vector<int64_t> differentiate_tiled_features(const CudaCall& call,
                                                   const StridedMatrix& grad_output,
                                                   const FindGradient& find_gradient,
-                                                  cuda::ClearedMemory memory, bool allow_tf32,
+                                                  const cuda::BackwardStart& start, bool allow_tf32,
                                                   const Tensor* order) {
   const EmbeddingBagArguments& arguments = call.arguments();
   const ForwardChoice choice = forward_choice();
@@ -221,7 +227,7 @@ std::vector<int64_t> differentiate_tiled_features(const CudaCall& call,
     plan.core_type = arguments.core_type;
     plan.three_products = !allow_tf32;
     plan.tables = candidates[first].tables;
-    if (first == 0) plan.cleared = memory;
+    if (first == 0) plan.start = start;
     size_t end = first;
     int64_t pair_elements = 0;
     while (end < candidates.size() && candidates[end].tables == plan.tables &&

@@ -26,13 +26,12 @@ std::vector<int64_t> look_up_tiled_features(const CudaCall& call, const cuda::Po
 // Where the gradients of core k of a table are added up, and its slices that were looked up.
 using FindGradient = std::function<std::pair<float*, uint8_t*>(int32_t table, int k)>;
 
-// Adds the core gradients of the features that have a fast path, and returns the others. If there
-// are any, `memory`, where all gradients lie, is cleared first. `order`: of a forward pass of the
-// same lookups, or empty.
+// Adds the core gradients of the features that have a fast path, and returns the others. If any has
+// one, `start` is done. `order`: of a forward pass of the same lookups, or empty.
 std::vector<int64_t> differentiate_tiled_features(const CudaCall& call,
                                                   const StridedMatrix& grad_output,
                                                   const FindGradient& find_gradient,
-                                                  cuda::ClearedMemory memory, bool allow_tf32,
+                                                  const cuda::BackwardStart& start, bool allow_tf32,
                                                   const Tensor* order);
 
 }  // namespace flowtt

@@ -64,11 +64,11 @@ struct StridedMatrix {
 enum class OptimizerType : int32_t { kSgd = 0, kAdagrad = 1, kRowWiseAdagrad = 2, kAdam = 3 };
 
 // learning_rate and iteration are read on the cores' device, so that a captured CUDA graph sees
-// their current values; iteration is 1 in the first step.
+// their current values. A step makes iteration one more before it uses it: 1 in the first step.
 struct OptimizerArguments {
   OptimizerType type;
   const float* learning_rate;
-  const int64_t* iteration;
+  int64_t* iteration;
   double eps;
   double beta1;
   double beta2;

@@ -149,7 +149,7 @@ void embedding_bag_backward_update(const EmbeddingBagCall& call, const StridedMa
   check_offsets(call);
   SliceGradientSums sums(call);
   sum_gradients(call, grad_output, sums);
-  const auto iteration = static_cast<double>(*optimizer.iteration);
+  const auto iteration = static_cast<double>(++*optimizer.iteration);
   sums.finish([&](int64_t core) {
     SliceUpdate update{};
     update.transposed_rows = transposed_rows(call, core);

@@ -65,7 +65,10 @@ cudaError_t launch_tt_embedding_bag_weights_grad(ElementType core_type, const Fe
 cudaError_t launch_cast_core_gradients(ElementType core_type, const CoreGroup& group,
                                        cudaStream_t stream);
 
-// One optimizer step on every touched slice of tasks[].values.
+// *steps becomes one more.
+cudaError_t launch_count_step(int64_t* steps, cudaStream_t stream);
+
+// One optimizer step, number *params.iteration, on every touched slice of tasks[].values.
 cudaError_t launch_optimizer_step(ElementType core_type, const CoreGroup& group,
                                   const OptimizerArguments& params, cudaStream_t stream);
 

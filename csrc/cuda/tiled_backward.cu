@@ -40,8 +40,10 @@ BackwardWorkspace place_workspace(const BackwardPlan& plan, WorkspaceLayout* lay
   workspace.work.lookups = layout->take<GradientLookup>(lookups);
   workspace.sort.entries = plan.order.entries;
   workspace.sort.factors = plan.order.factors;
-  workspace.sort.control = layout->take<uint32_t>(kControlWords);
+  uint32_t* counters = plan.order.counters;
   if (sorts) {
+    workspace.sort.control = layout->take<uint32_t>(kControlWords);
+    counters = workspace.sort.control;
     // Those of a granule take the place of its entries.
     workspace.sort.entries = reinterpret_cast<GroupedLookup*>(workspace.work.lookups);
     static_assert(sizeof(GradientLookup) == sizeof(GroupedLookup));
@@ -62,14 +64,15 @@ BackwardWorkspace place_workspace(const BackwardPlan& plan, WorkspaceLayout* lay
     workspace.work.first_tiles[i] = static_cast<uint32_t>(first_tile_of_class(lookups, i));
   }
   workspace.work.blocks = static_cast<uint32_t>(plan.tables.blocks);
-  workspace.work.tile_counts = workspace.sort.control;
-  workspace.work.taken_tiles = workspace.sort.control + kControlWords / 2;  // in another line
+  workspace.work.tile_counts = counters;
+  workspace.work.left_blocks = counters + kTileClasses;
+  workspace.work.taken_tiles = counters + kOrderCounters / 2;  // in another line
   return workspace;
 }
 
-// cleared: what is to be zeros after it; is_sorted: as the kernel takes it.
+// cleared: what is to be zeros after it; steps: as the kernel takes it.
 cudaError_t launch_planning(const TiledLaunch& launch, const BackwardWork& work,
-                            const ClearedVectors& cleared, bool is_sorted) {
+                            const ClearedVectors& cleared, int64_t* steps) {
   // Large ones are cut into fewer tiles that are not full; small calls are better spread. No
   // granule has lookups of two features.
   const int64_t others = launch.plan.group.count - 1;
@@ -81,7 +84,7 @@ cudaError_t launch_planning(const TiledLaunch& launch, const BackwardWork& work,
   return launch_kernel(tiled_backward_planning_kernel, planning + clearing, kPlanThreads, 0,
                        launch.plan.dependent_launch, launch.stream, launch.plan.group, launch.batch,
                        launch.range, launch.workspace, work, most, static_cast<int32_t>(planning),
-                       cleared, is_sorted);
+                       cleared, steps);
 }
 
 template <typename core_t, bool kThreeProducts>
@@ -199,20 +202,17 @@ cudaError_t launch_tiled_backward(const BackwardPlan& plan, const BagBatch& batc
     const TiledLaunch launch{sort,  batch, range, pieces.sort, no_output,
                              false, false, false, stream};
     ClearedVectors cleared{
-        static_cast<uint4*>(plan.cleared.data),
-        lookup == 0 ? plan.cleared.bytes / static_cast<int64_t>(sizeof(uint4)) : 0};
+        static_cast<uint4*>(plan.start.cleared),
+        lookup == 0 ? plan.start.cleared_bytes / static_cast<int64_t>(sizeof(uint4)) : 0};
     cudaError_t error = cudaSuccess;
     if (plan.order.entries == nullptr) {
       error = launch_prepare<NoPacking>(launch, cleared);
       cleared.count = 0;
-    } else {
-      const ClearedVectors counters{reinterpret_cast<uint4*>(pieces.sort.control),
-                                    kControlWords / 4};
-      error = launch_kernel(tiled_backward_counters_kernel, 1, kPlanThreads, 0,
-                            sort.dependent_launch, stream, counters);
     }
-    const bool is_sorted = plan.order.entries != nullptr;
-    if (error == cudaSuccess) error = launch_planning(launch, pieces.work, cleared, is_sorted);
+    if (error == cudaSuccess) {
+      error =
+          launch_planning(launch, pieces.work, cleared, lookup == 0 ? plan.start.steps : nullptr);
+    }
     if (error != cudaSuccess) return error;
     error = sort.core_type == ElementType::kFloat32 ? launch_core_type<float>(plan, launch, pass)
             : sort.core_type == ElementType::kFloat16

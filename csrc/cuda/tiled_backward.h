@@ -33,10 +33,11 @@ enum class GradientShape {
   kTwoCoresAny,
 };
 
-// A multiple of 16 bytes, aligned to them.
-struct ClearedMemory {
-  void* data;
-  int64_t bytes;
+// What is done once a call, before anything is added.
+struct BackwardStart {
+  void* cleared;          // memory that becomes zeros
+  int64_t cleared_bytes;  // a multiple of 16, as its address is
+  int64_t* steps;         // of an optimizer, on the device: becomes one more; or null
 };
 
 // Tables of one class share launches.
@@ -55,8 +56,8 @@ struct BackwardPlan {
   GradientClass tables;  // of all of them
   TiledGroup group;
   GradientTargets targets[kTiledFeaturesPerLaunch];
-  ClearedMemory cleared;  // before anything is added
-  LookupOrder order;      // that the forward pass has kept, of the same features in their order
+  BackwardStart start;
+  LookupOrder order;  // that the forward pass has kept, of the same features in their order
   // Set by plan_tiled_backward.
   TiledPlan sort;
   GradientShape shape;

@@ -42,7 +42,10 @@ __global__ void __launch_bounds__(kBackwardThreads,
   TileQueue<has_blocks(kShape)> queue(pass.work, shared.classes);
   if (leads) queue.start(shared.slots[0]);
   __syncthreads();
-  if (Gradients::uniform(shared.slots[0].count()) == 0) return;
+  if (Gradients::uniform(shared.slots[0].count()) == 0) {
+    if (leads) queue.leave();
+    return;
+  }
   typename Gradients::Ahead ahead;
   typename Gradients::FirstRows first;
   {
@@ -71,6 +74,7 @@ __global__ void __launch_bounds__(kBackwardThreads,
     wait_for_copies();
     __syncthreads();
     if (Gradients::uniform(next.count()) == 0) {
+      if (leads) queue.leave();
       tile.add_second_gradient(tile.sum_second_gradient());
       return;
     }

@@ -19,32 +19,21 @@ struct PlanningShared {
   EntryChunk granule;
 };
 
-// What the kernel counts in, cleared by a launch of its own where no sort has done so.
-__global__ void __launch_bounds__(kPlanThreads)
-    tiled_backward_counters_kernel(const ClearedVectors counters) {
-  wait_for_previous_kernel();
-  // Only now: the next kernel reads and writes before it waits.
-  allow_dependent_launch();
-  counters.clear(static_cast<int32_t>(blockIdx.x), static_cast<int32_t>(gridDim.x));
-}
-
 // The grid: `planning` blocks, a granule of at most so many lookups each, then those that clear.
-// is_sorted: the lookups were so before the launch ahead.
+// steps: null, or becomes one more.
 __global__ void __launch_bounds__(kPlanThreads, 4)
     tiled_backward_planning_kernel(const __grid_constant__ TiledGroup group,
                                    const __grid_constant__ BagBatch batch,
                                    const __grid_constant__ TiledRange range,
                                    const __grid_constant__ TiledWorkspace workspace,
                                    const __grid_constant__ BackwardWork work, int32_t most,
-                                   int32_t planning, ClearedVectors cleared, bool is_sorted) {
+                                   int32_t planning, ClearedVectors cleared, int64_t* steps) {
   __shared__ PlanningShared shared;
   allow_dependent_launch();
   const int32_t number = static_cast<int32_t>(blockIdx.x);
   if (number >= planning) {
-    if (!is_sorted) wait_for_previous_kernel();
-    cleared.clear(number - planning, static_cast<int32_t>(gridDim.x) - planning);
-    // The end of this launch is to mean the end of those before.
     wait_for_previous_kernel();
+    cleared.clear(number - planning, static_cast<int32_t>(gridDim.x) - planning);
     return;
   }
   clear_order(shared.order);
@@ -56,7 +45,8 @@ __global__ void __launch_bounds__(kPlanThreads, 4)
   }
   __syncthreads();
   const EntryChunk granule = shared.granule;
-  if (!is_sorted || granule.count == 0) wait_for_previous_kernel();
+  wait_for_previous_kernel();
+  if (number == 0 && threadIdx.x == 0 && steps != nullptr) ++*steps;
   if (granule.count == 0) return;
   const int32_t i = static_cast<int32_t>(threadIdx.x);
   const bool exists = i < granule.count;
@@ -70,7 +60,6 @@ __global__ void __launch_bounds__(kPlanThreads, 4)
   }
   __syncthreads();
   const int32_t entries = plan_entries(work, shared.plan, granule.first, granule.count);
-  wait_for_previous_kernel();  // tiles are counted in what it has cleared
   plan_tiles(work, shared.plan, static_cast<uint32_t>(granule.f), granule.first, entries);
 }
 

@@ -61,6 +61,13 @@ class TileQueue {
       copy_async_8(shared_address(&slot.entries[lane_]), work_.entries + first + lane_);
     }
   }
+  // There is no next tile. The last block to say so clears the counters, which nobody needs then.
+  __device__ __forceinline__ void leave() {
+    if (lane_ != 0 || atomicAdd(work_.left_blocks, 1u) + 1 < gridDim.x) return;
+    for (uint32_t i = 0; i < kTileClasses; ++i) work_.tile_counts[i] = 0;
+    *work_.left_blocks = 0;
+    *work_.taken_tiles = 0;
+  }
 
  private:
   __device__ __forceinline__ void find(TileSlot& slot, uint32_t number) {

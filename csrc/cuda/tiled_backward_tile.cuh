@@ -87,9 +87,11 @@ struct BackwardWork {
   GradientEntry* entries;
   GradientTile* tiles;
   uint32_t first_tiles[kTileClasses];  // first_tile_of_class
-  uint32_t* tile_counts;               // of each class
-  uint32_t* taken_tiles;               // beside the first of each block
-  uint32_t blocks;                     // of every table, see tiled_backward_block.cuh
+  // Zeros before the planning launch, and again when the gradients are there.
+  uint32_t* tile_counts;  // of each class
+  uint32_t* left_blocks;  // that have found no more tiles
+  uint32_t* taken_tiles;  // beside the first of each block
+  uint32_t blocks;        // of every table, see tiled_backward_block.cuh
 };
 
 // The rank in its tile of the entry that is in this slot of a warp.

@@ -79,6 +79,9 @@ __global__ void __launch_bounds__(kPrepareThreads, 3)
   const int32_t number = static_cast<int32_t>(blockIdx.x);
   if (number >= chunks) {
     counters.clear(number - chunks, static_cast<int32_t>(gridDim.x) - chunks);
+    if (workspace.order_counters != nullptr && threadIdx.x < kOrderCounters) {
+      workspace.order_counters[threadIdx.x] = 0;
+    }
     return;
   }
   const SortedChunk chunk = find_chunk(shared_chunk, group, batch, range, number);

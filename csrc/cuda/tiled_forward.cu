@@ -77,6 +77,7 @@ TiledWorkspace place_workspace(const TiledPlan& plan, const PooledOutput& output
   if (plan.saves_order) {
     workspace.entries = order.entries;
     workspace.factors = order.factors;
+    workspace.order_counters = order.counters;
   }
   workspace.sums =
       layout->take<float>(plan.has_sums ? plan.samples_per_range * output.row_stride : 0);

@@ -16,9 +16,10 @@ enum class TilingKind : int32_t {
 };
 
 // The lookups of a call in the order that they were sorted into, which a backward pass can use
-// again. In memory of the caller's, with one element for each lookup.
+// again. In memory of the caller's.
 struct LookupOrder {
-  GroupedLookup* entries;  // as in TiledWorkspace; null: there is none
+  uint32_t* counters;      // [kOrderCounters], zeros between two calls
+  GroupedLookup* entries;  // as in TiledWorkspace, one for each lookup; null: there is none
   float* factors;          // as in TiledWorkspace
 };
 

@@ -37,6 +37,8 @@ inline constexpr int32_t kFoldedRowsWord = 1984;
 inline constexpr int32_t kUsedSlotsWord = 2046;
 inline constexpr int32_t kUsedSingleSlotsWord = 2047;
 static_assert(kFoldedRowsWord + kTiledFeaturesPerLaunch <= kUsedSlotsWord);
+// What a backward pass counts in, kept with the order of the lookups.
+inline constexpr int32_t kOrderCounters = 64;
 // Prefix products that several blocks use, whatever the batch.
 inline constexpr int64_t kCheckpointBytes = int64_t{512} << 10;
 // Prefix products of a multiprocessor when fusion is disabled.
@@ -157,6 +159,7 @@ struct TiledWorkspace {
   int32_t* exponents;   // binary exponent of each slice's scale
   float* sums;          // [samples of the range, row_stride] of a 16-bit output, or null
   uint32_t* control;    // [kControlWords], zeros when the contraction starts
+  uint32_t* order_counters;  // of the order that is kept, to be cleared, or null
   // Of the preparation, not after it: [chunks, kMaxTiledBins] lookups of each bin of each chunk,
   // then where they start; and [chunks, kBinSums] sums of the former.
   uint32_t* bin_starts;

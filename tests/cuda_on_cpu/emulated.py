@@ -89,6 +89,7 @@ def two_steps(
     momentum1, momentum2 = reference.optimizer_states(rule, call.cores)
     found = (call.cores, momentum1, momentum2)
     right = [[tensor.double() for tensor in state] for state in found]
+    steps = torch.tensor(0)
     for iteration in (1, 2):
         grad = call.grad_output(seed=iteration)
         reference.step(rule, *right, call, grad, iteration)
@@ -97,7 +98,7 @@ def two_steps(
             *found,
             *call.arguments(),
             torch.tensor(rule.learning_rate),
-            torch.tensor(iteration),
+            steps,
             rule.name,
             rule.eps,
             rule.beta1,
@@ -108,4 +109,5 @@ def two_steps(
             False,
             deterministic,
         )
+        assert steps.item() == iteration
     return list(zip(found, right, strict=True))

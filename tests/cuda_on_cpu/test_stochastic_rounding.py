@@ -11,7 +11,7 @@ from tests.cuda_on_cpu.emulated import Device, operators
 ROWS, COLUMNS = 64, 48
 
 
-def step(value: float, delta: float, dtype: torch.dtype, iteration: int = 1) -> Tensor:
+def step(value: float, delta: float, dtype: torch.dtype, steps: int = 0) -> Tensor:
     """`value - delta` in every element of a core [ROWS, 1, COLUMNS, 1]."""
     cores = [torch.full((ROWS, 1, COLUMNS, 1), value, dtype=dtype), torch.ones(1, 1, 1, 1)]
     cores[1] = cores[1].to(dtype)
@@ -28,7 +28,7 @@ def step(value: float, delta: float, dtype: torch.dtype, iteration: int = 1) -> 
         [0],
         0,
         torch.tensor(delta),
-        torch.tensor(iteration),
+        torch.tensor(steps),
         "exact_sgd",
         0.0,
         0.0,
@@ -70,7 +70,7 @@ def test_nothing_is_lost_on_average(case: str, share: float) -> None:
 def test_the_step_decides(dtype: torch.dtype) -> None:
     first = step(1.0, 2.0**-13, dtype)
     assert torch.equal(first, step(1.0, 2.0**-13, dtype))
-    assert not torch.equal(first, step(1.0, 2.0**-13, dtype, iteration=2))
+    assert not torch.equal(first, step(1.0, 2.0**-13, dtype, steps=1))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

@@ -290,7 +290,7 @@ def test_order_of_the_forward_pass(kind: str, name: str) -> None:
     order = order_of(call, device)
     factors = options.get("pooling_mode") == MEAN
     assert order.dtype == torch.uint8
-    assert order.numel() == call.indices.numel() * (16 + 4 * factors)
+    assert order.numel() == 256 + call.indices.numel() * (16 + 4 * factors)
     for actual, expected in two_steps(call, device, "exact_row_wise_adagrad", with_order=True):
         for tensor, other in zip(actual, expected, strict=True):
             assert_matches(tensor, other, slack=20.0)
@@ -304,8 +304,10 @@ def test_order_for_dense_gradients(kind: str) -> None:
     device = Device(3, order=Order.RANDOM)
     order = order_of(call, device)
     arguments = (grad, *call.operands(), False, order)
-    actual = operators(device).tt_embedding_bag_backward(*arguments)
-    assert_near(actual, expect(call).gradients(grad)[0], THREE_PRODUCTS)
+    expected = expect(call).gradients(grad)[0]
+    for _ in range(2):  # backward passes may share an order, one after the other
+        actual = operators(device).tt_embedding_bag_backward(*arguments)
+        assert_near(actual, expected, THREE_PRODUCTS)
 
 
 def update(call: Call, device: Device, order: Tensor | None) -> None:
@@ -315,7 +317,7 @@ def update(call: Call, device: Device, order: Tensor | None) -> None:
     )
 
 
-def test_order_is_only_read() -> None:
+def test_order_is_left_as_it_was() -> None:
     call = make_call([TABLES["32x8"]], batch_size=30, max_length=9)
     order = order_of(call, Device())
     before = order.clone()

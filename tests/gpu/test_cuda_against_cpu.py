@@ -73,7 +73,6 @@ def test_update(cpu: Call, optimizer: str) -> None:
         # After a step in half precision the cores may differ in the last place, and so may all
         # that follows from them.
         for seed in range(1 if cpu.cores[0].dtype.itemsize == 2 else 2):
-            training.iter.add_(1)
             training.update(training.call.grad_output(seed=seed))
     for cpu_states, cuda_states in zip(*(t.states() for t in trainings), strict=True):
         for expected, actual in zip(cpu_states, cuda_states, strict=True):

@@ -52,7 +52,6 @@ def test_opcheck_gradients() -> None:
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_opcheck_update(optimizer: str) -> None:
     training = Training(small_call(), optimizer)
-    training.iter.add_(1)
     opcheck(
         torch.ops.flowtt.tt_embedding_bag_backward_update.default,
         training.arguments(training.call.grad_output()),

@@ -96,7 +96,7 @@ class Training:
             *stepped,
             expect(self.call).bags,
             grad.cpu(),
-            int(self.iter.item()),
+            int(self.iter.item()) + 1,
         )
         return stepped
 
@@ -105,7 +105,9 @@ def assert_step_matches(training: Training, grad: Tensor) -> None:
     """Makes one step and compares cores and states."""
     expected = training.expected(grad)
     before = [state.clone() for states in training.states() for state in states]
+    steps = training.iter.item()
     training.update(grad)
+    assert training.iter.item() == steps + 1
     for states, expected_states in zip(training.states(), expected, strict=True):
         for actual, wanted in zip(states, expected_states, strict=True):
             assert_matches(actual, wanted, STEP_SLACK[actual.dtype])

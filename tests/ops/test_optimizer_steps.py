@@ -21,19 +21,21 @@ OPTIMIZERS = ("exact_sgd", "exact_adagrad", "exact_row_wise_adagrad", "adam")
 def update(
     call: Call, states: tuple[list[Tensor], ...], optimizer: Optimizer, grad: Tensor, iteration: int
 ) -> None:
+    steps = torch.tensor(iteration - 1)
     torch.ops.flowtt.tt_embedding_bag_backward_update(
         grad,
         call.cores,
         *states,
         *call.bags.arguments(),
         torch.tensor(optimizer.learning_rate, dtype=torch.float32),
-        torch.tensor(iteration),
+        steps,
         optimizer.name,
         optimizer.eps,
         optimizer.beta1,
         optimizer.beta2,
         optimizer.weight_decay,
     )
+    assert steps.item() == iteration
 
 
 def check_steps(call: Call, optimizer: Optimizer, output_dtype: torch.dtype, steps: int) -> None:

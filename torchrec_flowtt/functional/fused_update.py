@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -124,33 +123,27 @@ class _FusedLookup(torch.autograd.Function):
                 per_sample_weights,
                 *lookup.shape_arguments,
             )
-        update.iter.add_(1)
-        try:
-            torch.ops.flowtt.tt_embedding_bag_backward_update(
-                grad_output,
-                ctx.cores,
-                update.momentum1,
-                update.momentum2,
-                indices,
-                offsets,
-                per_sample_weights,
-                *lookup.shape_arguments,
-                update.learning_rate,
-                update.iter,
-                update.optimizer,
-                update.eps,
-                update.beta1,
-                update.beta2,
-                update.weight_decay,
-                tf32_allowed(),
-                order,
-                update.stochastic_rounding,
-                determinism_required(),
-            )
-        except BaseException:
-            with contextlib.suppress(RuntimeError):  # a device that has failed
-                update.iter.sub_(1)  # no step was made
-            raise
+        torch.ops.flowtt.tt_embedding_bag_backward_update(
+            grad_output,
+            ctx.cores,
+            update.momentum1,
+            update.momentum2,
+            indices,
+            offsets,
+            per_sample_weights,
+            *lookup.shape_arguments,
+            update.learning_rate,
+            update.iter,
+            update.optimizer,
+            update.eps,
+            update.beta1,
+            update.beta2,
+            update.weight_decay,
+            tf32_allowed(),
+            order,
+            update.stochastic_rounding,
+            determinism_required(),
+        )
         # The operator cannot tell autograd itself that it wrote to the cores.
         torch.autograd.graph.increment_version(ctx.cores)
         return (None, None, None, None, weights_grad, *unused)

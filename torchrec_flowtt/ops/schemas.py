@@ -32,7 +32,7 @@ Notation: T tables, F features, B batch size, D_f the embedding dimension of fea
     Of the lookups, as ``tt_embedding_bag_with_order`` returns it, uint8: what the forward pass has
     sorted need not be sorted again. Empty where there is nothing of use: on the CPU, for small
     calls, and for tables that do not share one launch. It belongs to the same indices, offsets and
-    weights; without it results are the same.
+    weights, and serves one backward pass at a time; without it results are the same.
 
 ``stochastic_rounding``
     Whether stepped fp16 and bf16 cores are rounded up or down at random instead of to the nearest,
@@ -43,7 +43,8 @@ Notation: T tables, F features, B batch size, D_f the embedding dimension of fea
 ``tt_embedding_bag_with_order`` returns that and ``order``, and has no derivative;
 ``tt_embedding_bag_backward`` one dense gradient per core; ``tt_embedding_bag_weights_grad``
 ``[nnz]``; ``tt_embedding_bag_backward_update`` applies one optimizer step on the gradient summed
-over the batch to the core slices that were looked up.
+over the batch to the core slices that were looked up, and makes ``iter``, the number of steps done,
+one more.
 No argument of ``tt_embedding_bag`` has a default: an argument equal to its default would vanish
 from what autograd sees.
 """
@@ -76,7 +77,7 @@ SCHEMAS: dict[str, str] = {
     "tt_embedding_bag_weights_grad": f"(Tensor grad_output, Tensor[] cores, {_BAGS}) -> Tensor",
     "tt_embedding_bag_backward_update": (
         "(Tensor grad_output, Tensor(a!)[] cores, Tensor(b!)[] momentum1, "
-        f"Tensor(c!)[] momentum2, {_BAGS}, Tensor learning_rate, Tensor iter, str optimizer, "
+        f"Tensor(c!)[] momentum2, {_BAGS}, Tensor learning_rate, Tensor(d!) iter, str optimizer, "
         "float eps, float beta1, float beta2, float weight_decay, "
         "bool allow_tf32=False, Tensor? order=None, bool stochastic_rounding=False, "
         "bool deterministic=False) -> ()"
