@@ -1,6 +1,6 @@
 // What the threads of a block know of a tile in the backward pass, and what they do with it:
-// tiled_backward_loads.cuh, tiled_backward_lookups.cuh and tiled_backward_sums.cuh have the larger
-// parts.
+// tiled_backward_loads.cuh, tiled_backward_rows.cuh, tiled_backward_lookups.cuh,
+// tiled_backward_turns.cuh and tiled_backward_sums.cuh have the larger parts.
 
 #pragma once
 
@@ -60,6 +60,8 @@ class TileGradients {
   // Half of them: a row is as wide as the shortest product is deep.
   static constexpr bool kNarrow = kExact && 2 * kExactColumns == kGradientColumns;
   static_assert(!kExact || kFullColumns || kNarrow);
+  // Lookups are taken in turns (tiled_backward_turns.cuh): wider rows would want more registers.
+  static constexpr bool kInTurns = kNarrow && !kThreeProducts;
   using Product = GradientProduct<kThreeProducts>;
   // G2[i2] is loaded by vectors of its rows.
   static constexpr bool kSecondByRows =
@@ -126,10 +128,10 @@ class TileGradients {
   __device__ __forceinline__ void add_gradient_steps();
 
   // A value that all lanes of the warp have. With one product it is faster not to tell the
-  // compiler.
+  // compiler, unless lookups are taken in turns, whose branches all depend on such values.
   template <typename T>
   static __device__ __forceinline__ T uniform(T value) {
-    return kThreeProducts ? same_in_warp(value) : value;
+    return kThreeProducts || kInTurns ? same_in_warp(value) : value;
   }
 
   // Starts to load what the tile needs.
@@ -169,10 +171,13 @@ class TileGradients {
   static constexpr uint32_t kSlotShift = 28;
   // Rows that are on their way while one is worked on.
   static constexpr uint32_t kRowsAhead = 4;
+  // kInTurns: of them, those of which lanes are told at once where they start.
+  static constexpr uint32_t kRowsTold = 2;
 
   struct ThirdSlice {
     // r2 = 8 n + g at columns 2 t and 2 t + 1, or where rows are narrow at column t.
     std::conditional_t<kNarrow, float, float2> rows[kRank / 8];
+    uint32_t first;  // kInTurns: its first element, of core 3
   };
 
   // A lane's share of a row of grad_output: what the lane needs as operand a, or see RowPlace.
@@ -195,6 +200,13 @@ class TileGradients {
     float dp[kRank / 8][4];  // the entry's dP: rows g and g + 8, columns r2 = 8 n + 2 t and + 1
     LaneRow row;             // over the lookups of one id
   };
+
+  // kInTurns: what an id adds to dG3, columns 2 t and + 1 of rows r2 = g and g + 8.
+  struct ThirdSums {
+    float rows[4];
+    uint32_t first;  // element of the slice, or kNoSlice
+  };
+  static constexpr uint32_t kNoSlice = ~0u;
 
   // Of dG2, those columns of a warp.
   struct ColumnTile {
@@ -307,16 +319,38 @@ class TileGradients {
 
   // Of the next id.
   __device__ __forceinline__ void load_next_third();
+  // source: the lane's first element.
+  __device__ __forceinline__ void load_third(const core_t* source);
+
+  // Places: of the entry's products, and as product_place takes it.
+  __device__ __forceinline__ void start_entry(EntrySums& sums, uint32_t entry_place,
+                                              uint32_t lane_place) const;
 
   // target: the lane's first element of dG3[i3].
   __device__ __forceinline__ void add_id(EntrySums& sums, float* target) const;
+  // Takes the sum over the lookups of an id.
+  __device__ __forceinline__ RowGradient take_row(EntrySums& sums) const;
 
   __device__ __forceinline__ void add_third_gradient(float* target, const float4 (&p)[kHalves][2],
                                                      const float (&b)[4]) const;
+  // kNarrow: c as multiply_add gives it.
+  __device__ __forceinline__ void add_narrow_third(float* target, const float (&c)[4]) const;
+  // Adds an id's part of dP.
+  __device__ __forceinline__ void add_product_gradient(EntrySums& sums,
+                                                       const RowGradient& row) const;
 
   // Places: of the entry's products, and as gradient_place_of takes it.
   __device__ __forceinline__ void store_product_gradient(uint32_t entry_place, uint32_t lane_place,
                                                          const float (&dp)[kRank / 8][4]) const;
+
+  // kInTurns: the same, from tiled_backward_turns.cuh.
+  __device__ __forceinline__ void start_turns();
+  __device__ __forceinline__ void work_in_turns();
+  // Of the id of a lookup. After the last one, any slice.
+  __device__ __forceinline__ void load_third_of(uint32_t number);
+  // third: of the last id, whose sums leave, and then of this one.
+  __device__ __forceinline__ void add_id_in_turns(EntrySums& sums, ThirdSums& third,
+                                                  float* target_of_lane) const;
 
   // Where warps multiply in groups of four: the same, from tiled_backward_groups.cuh.
   __device__ __forceinline__ void load_second_by_group(OwnSecond& loaded) const;
@@ -362,8 +396,10 @@ class TileGradients {
   uint32_t steps_;
   // The lane's lookup.
   struct LaneLookup {
-    uint32_t row;    // kExact: vectors of four floats from the first row to it
-    uint32_t third;  // as in GradientLookup, and the entry's slot and flags
+    uint32_t row;  // kExact: vectors of four floats from the first row to it
+    // As in GradientLookup, and the entry's slot and flags. kInTurns: the first element of the
+    // slice of core 3.
+    uint32_t third;
     float factor;
   };
   LaneLookup own_;
@@ -371,6 +407,10 @@ class TileGradients {
   uint32_t ids_;              // of the warp's ids ahead, a bit for the last lookup of each
   LaneRow rows_[kRowsAhead];  // of the next lookups, used in turn
   ThirdSlice slice_;          // of the next id
+  // kInTurns.
+  uint32_t entries_;  // a bit for the last lookup of each of the warp's entries
+  bool is_weighted_;  // not all factors of the warp's lookups are 1
+  uint32_t sender_;   // the lane that sends first in exchange_by_shuffles
   // The lane's first elements of row 0 and of slice 0.
   const float* lane_row_;
   const core_t* lane_third_;

@@ -10,8 +10,10 @@
 #include "tiled_backward_groups.cuh"
 #include "tiled_backward_loads.cuh"
 #include "tiled_backward_lookups.cuh"
+#include "tiled_backward_rows.cuh"
 #include "tiled_backward_steps.cuh"
 #include "tiled_backward_sums.cuh"
+#include "tiled_backward_turns.cuh"
 #include "tiled_backward_two_cores.cuh"
 
 namespace flowtt::cuda {
