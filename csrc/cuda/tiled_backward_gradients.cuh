@@ -10,6 +10,7 @@
 #include "tiled_backward.h"
 #include "tiled_backward_block.cuh"
 #include "tiled_backward_group_tile.cuh"
+#include "tiled_backward_quad_tile.cuh"
 #include "tiled_backward_queue.cuh"
 
 namespace flowtt::cuda {
@@ -23,10 +24,15 @@ constexpr bool has_blocks(GradientShape shape) {
   return shape != GradientShape::kExact && shape != GradientShape::kGrouped;
 }
 
+template <int kRank, GradientShape kShape>
+using TileOf =
+    std::conditional_t<!is_grouped(kShape), BackwardTile<kRank>,
+                       std::conditional_t<kRank == QuadTile::kRank, QuadTile, GroupTile>>;
+
 // What a block has in dynamic shared memory.
 template <int kRank, GradientShape kShape>
 struct BackwardShared {
-  std::conditional_t<is_grouped(kShape), GroupTile, BackwardTile<kRank>> tile;
+  TileOf<kRank, kShape> tile;
   TileSlot slots[2];  // the tile that is worked on, and the next
   uint2 classes[32];  // see TileQueue
 };
@@ -47,6 +53,7 @@ class TileGradients {
   static constexpr uint32_t kOwnColumns = kGradientQ * kRank / 8 / kBackwardWarps;
   static_assert(kOwnColumns > 0);
   static constexpr bool kGrouped = is_grouped(kShape);
+  static constexpr bool kQuads = kGrouped && kRank == QuadTile::kRank;  // see QuadTile
   // The sizes of a block are known, and those of the whole table.
   static constexpr bool kExact =
       kShape == GradientShape::kExact || kShape == GradientShape::kExactBlocks || kGrouped;
@@ -134,6 +141,9 @@ class TileGradients {
     return kThreeProducts || kInTurns ? same_in_warp(value) : value;
   }
 
+  // kQuads: once for all tiles of a block, before anything else.
+  __device__ __forceinline__ void store_places() const;
+
   // Starts to load what the tile needs.
   __device__ __forceinline__ void load_ahead(Ahead& ahead, const BackwardWork& work) const;
 
@@ -157,9 +167,10 @@ class TileGradients {
   // dG1 of the warp's entries, transposed: columns are 16 rows (slot, j1).
   __device__ __forceinline__ void add_first_gradients() const;
 
-  // The warp's columns of dG2, over all entries.
+  // The warp's columns of dG2, over all entries. kQuads: see sum_second_gradient_of_quads.
   struct SecondSums {
-    float columns[kOwnColumns][kHalves][4];  // rows r1 = g + 16 m and + 8, columns 2 t and + 1
+    // Rows r1 = g + 16 m and + 8, columns 2 t and + 1.
+    float columns[kQuads ? 2 : kOwnColumns][kHalves][4];
   };
   __device__ __forceinline__ SecondSums sum_second_gradient() const;
   __device__ __forceinline__ void add_second_gradient(const SecondSums& sums) const;
@@ -314,7 +325,8 @@ class TileGradients {
 
   // The lane's first element of a slice of dG3.
   __device__ __forceinline__ uint32_t element_of_lane() const {
-    return kNarrow ? (g_ + t_ / 2 * 8) * kExactColumns + t_ % 2 * 2 : g_ * third_row() + 2 * t_;
+    const uint32_t r2 = kQuads ? QuadTile::row_of_third(g_) : g_;
+    return kNarrow ? (r2 + t_ / 2 * 8) * kExactColumns + t_ % 2 * 2 : r2 * third_row() + 2 * t_;
   }
 
   // Of the next id.
@@ -339,7 +351,7 @@ class TileGradients {
   __device__ __forceinline__ void add_product_gradient(EntrySums& sums,
                                                        const RowGradient& row) const;
 
-  // Places: of the entry's products, and as gradient_place_of takes it.
+  // Places: of the entry's products, and as gradient_place_of takes it, or QuadTile.
   __device__ __forceinline__ void store_product_gradient(uint32_t entry_place, uint32_t lane_place,
                                                          const float (&dp)[kRank / 8][4]) const;
 
@@ -360,10 +372,20 @@ class TileGradients {
   __device__ __forceinline__ void add_first_gradients_by_group() const;
   __device__ __forceinline__ SecondSums sum_second_gradient_by_group() const;
   __device__ __forceinline__ void add_second_gradient_by_group(const SecondSums& sums) const;
+  // The same where ranks are 16, from tiled_backward_quads.cuh.
+  __device__ __forceinline__ uint2 places(QuadTile::PlaceWord word) const {
+    const uint32_t pair = tile_.places[word][threadIdx.x];
+    return make_uint2(pair % 65536u, pair / 65536u);
+  }
+  __device__ __forceinline__ void store_second_of_quads(const OwnSecond& loaded) const;
+  __device__ __forceinline__ void compute_products_of_quads(const FirstRows& first) const;
+  __device__ __forceinline__ void add_first_gradients_of_quads() const;
+  __device__ __forceinline__ SecondSums sum_second_gradient_of_quads() const;
+  __device__ __forceinline__ void add_second_gradient_of_quads(const SecondSums& sums) const;
   // Of entries that are not there.
   __device__ __forceinline__ void clear_missing_products() const;
 
-  std::conditional_t<kGrouped, GroupTile, Tile>& tile_;
+  TileOf<kRank, kShape>& tile_;
   const TileSlot& slot_;
   const GradientTargets& targets_;
   const uint32_t lane_;

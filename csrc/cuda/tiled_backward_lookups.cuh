@@ -182,7 +182,9 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::add_product_gradient(
 #pragma unroll
   for (uint32_t n = 0; n < kRank / 8; ++n) {
     if constexpr (kNarrow) {
-      Product::multiply_add(sums.dp[n], row.a, Product::operand(slice_.rows[n]));
+      const float b = kQuads ? Product::operand_twice(slice_.rows[n])  // see store_product_gradient
+                             : Product::operand(slice_.rows[n]);
+      Product::multiply_add(sums.dp[n], row.a, b);
     } else {
       Product::multiply_add(sums.dp[n], row.a, Product::operand(slice_.rows[n].x),
                             Product::operand(slice_.rows[n].y));
@@ -226,13 +228,21 @@ template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void
 TileGradients<core_t, kRank, kThreeProducts, kShape>::store_product_gradient(
     uint32_t entry_place, uint32_t lane_place, const float (&dp)[kRank / 8][4]) const {
-#pragma unroll
-  for (uint32_t half = 0; half < 2; ++half) {
+  if constexpr (kQuads) {
 #pragma unroll
     for (uint32_t n = 0; n < kRank / 8; ++n) {
-      store_at(
-          tile_.products, entry_place + Tile::gradient_place_of(lane_place, half, 2 * n),
-          make_float2(Product::operand(dp[n][2 * half]), Product::operand(dp[n][2 * half + 1])));
+      store_at(tile_.products, entry_place + QuadTile::gradient_place(lane_place, 0, n),
+               make_float4(dp[n][0], dp[n][1], dp[n][2], dp[n][3]));
+    }
+  } else {
+#pragma unroll
+    for (uint32_t half = 0; half < 2; ++half) {
+#pragma unroll
+      for (uint32_t n = 0; n < kRank / 8; ++n) {
+        store_at(
+            tile_.products, entry_place + Tile::gradient_place_of(lane_place, half, 2 * n),
+            make_float2(Product::operand(dp[n][2 * half]), Product::operand(dp[n][2 * half + 1])));
+      }
     }
   }
 }

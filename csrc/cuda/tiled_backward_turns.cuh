@@ -34,9 +34,17 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::work_in_turns() {
   if (lookups_ == 0) return;
   float* const target_of_lane = of_lane(gradient_of_core(2), element_of_lane());
   // Of the entry.
-  uint32_t products = hold(warp_ * Tile::kEntryBytes + Tile::product_lane(lane_));
-  uint32_t gradients =
-      hold(warp_ * Tile::kEntryBytes + Tile::gradient_place(g_ / 4, g_ % 4, t_ / 2) + t_ % 2 * 8);
+  uint32_t products;
+  uint32_t gradients;
+  if constexpr (kQuads) {
+    const uint2 own = places(QuadTile::kProductAndGradient);
+    products = own.x;
+    gradients = own.y;
+  } else {
+    const uint32_t entry = entry_number(0) * Tile::kEntryBytes;
+    products = hold(entry + Tile::product_lane(lane_));
+    gradients = hold(entry + Tile::gradient_place(g_ / 4, g_ % 4, t_ / 2) + t_ % 2 * 8);
+  }
   EntrySums sums;
   sums.row = {};
   ThirdSums third;
@@ -75,6 +83,7 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::work_in_turns() {
       }
       products += kBackwardWarps * Tile::kEntryBytes;
       gradients += kBackwardWarps * Tile::kEntryBytes;
+      if constexpr (kQuads) gradients ^= QuadTile::kOddSlot;
       start_entry(sums, 0, products);
     }
     ids >>= kRowsAhead;
