@@ -158,6 +158,18 @@ __device__ __forceinline__ void add_pair(float* target, float2 value) {
 #endif
 }
 
+// Adds four values to consecutive words, aligned to all of them.
+__device__ __forceinline__ void add_vector(float* target, float4 value) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(target), "f"(value.x),
+               "f"(value.y), "f"(value.z), "f"(value.w)
+               : "memory");
+#else
+  add_pair(target, make_float2(value.x, value.y));
+  add_pair(target + 2, make_float2(value.z, value.w));
+#endif
+}
+
 // Orders what other blocks read after it, or wrote before it.
 __device__ __forceinline__ uint64_t load_acquire(const unsigned long long* source) {
   uint64_t value;

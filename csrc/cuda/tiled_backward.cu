@@ -126,7 +126,7 @@ cudaError_t launch_core_type(const BackwardPlan& plan, const TiledLaunch& launch
 }
 
 // Whether the warps of the current device multiply in groups, and a block has room for that.
-cudaError_t read_grouped(bool* is_grouped) {
+cudaError_t read_grouped(const GradientClass& tables, bool* is_grouped) {
   *is_grouped = false;
   if (!kHasGroupedGradients) return cudaSuccess;
   int major = 0;
@@ -137,7 +137,8 @@ cudaError_t read_grouped(bool* is_grouped) {
   if (error == cudaSuccess) {
     error = read_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, &shared_limit);
   }
-  *is_grouped = major == 9 && minor == 0 && shared_limit >= kGroupedSharedBytes;
+  const int needed = tables.rank == 16 ? kGroupedSharedBytes<16> : kGroupedSharedBytes<32>;
+  *is_grouped = major == 9 && minor == 0 && shared_limit >= needed;
   return error;
 }
 
@@ -155,10 +156,10 @@ cudaError_t plan_tiled_backward(const BagBatch& batch, const StridedMatrix& grad
   plan->shape = find_gradient_shape(
       *plan, grad_output, batch.pooling_mode == PoolingMode::kNone ? batch.nnz : batch.batch_size);
   const bool has_blocks = plan->shape == GradientShape::kExactBlocks;
-  if ((plan->shape == GradientShape::kExact || has_blocks) && plan->tables.rank == kGradientRank &&
-      !plan->three_products && plan->core_type == ElementType::kFloat32) {
+  if ((plan->shape == GradientShape::kExact || has_blocks) && !plan->three_products &&
+      plan->core_type == ElementType::kFloat32) {
     bool is_grouped = false;
-    error = read_grouped(&is_grouped);
+    error = read_grouped(plan->tables, &is_grouped);
     if (error != cudaSuccess) return error;
     if (is_grouped) {
       plan->shape = has_blocks ? GradientShape::kGroupedBlocks : GradientShape::kGrouped;

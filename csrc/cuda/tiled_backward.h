@@ -21,8 +21,8 @@ struct GradientTargets {
 // targets.
 enum class GradientShape {
   kExact,  // q = (4, 4, rank / 4), ranks as padded; vectors of four columns are neighbours, aligned
-  // As kExact with rank 32, cores of fp32 and one product, on a device of compute capability 9.0,
-  // whose warps multiply in groups of four.
+  // As kExact with cores of fp32 and one product, on a device of compute capability 9.0, whose
+  // warps multiply in groups of four.
   kGrouped,
   // Tables of such blocks (tiled_backward_block.cuh): q = (4 n, 4, 8), ranks multiples of 32.
   kExactBlocks,

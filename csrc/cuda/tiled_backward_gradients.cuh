@@ -1,6 +1,6 @@
 // What the threads of a block know of a tile in the backward pass, and what they do with it:
-// tiled_backward_loads.cuh, tiled_backward_lookups.cuh and tiled_backward_sums.cuh have the larger
-// parts.
+// tiled_backward_loads.cuh, tiled_backward_rows.cuh, tiled_backward_lookups.cuh,
+// tiled_backward_turns.cuh and tiled_backward_sums.cuh have the larger parts.
 
 #pragma once
 
@@ -10,6 +10,7 @@
 #include "tiled_backward.h"
 #include "tiled_backward_block.cuh"
 #include "tiled_backward_group_tile.cuh"
+#include "tiled_backward_quad_tile.cuh"
 #include "tiled_backward_queue.cuh"
 
 namespace flowtt::cuda {
@@ -23,10 +24,15 @@ constexpr bool has_blocks(GradientShape shape) {
   return shape != GradientShape::kExact && shape != GradientShape::kGrouped;
 }
 
+template <int kRank, GradientShape kShape>
+using TileOf =
+    std::conditional_t<!is_grouped(kShape), BackwardTile<kRank>,
+                       std::conditional_t<kRank == QuadTile::kRank, QuadTile, GroupTile>>;
+
 // What a block has in dynamic shared memory.
 template <int kRank, GradientShape kShape>
 struct BackwardShared {
-  std::conditional_t<is_grouped(kShape), GroupTile, BackwardTile<kRank>> tile;
+  TileOf<kRank, kShape> tile;
   TileSlot slots[2];  // the tile that is worked on, and the next
   uint2 classes[32];  // see TileQueue
 };
@@ -47,6 +53,7 @@ class TileGradients {
   static constexpr uint32_t kOwnColumns = kGradientQ * kRank / 8 / kBackwardWarps;
   static_assert(kOwnColumns > 0);
   static constexpr bool kGrouped = is_grouped(kShape);
+  static constexpr bool kQuads = kGrouped && kRank == QuadTile::kRank;  // see QuadTile
   // The sizes of a block are known, and those of the whole table.
   static constexpr bool kExact =
       kShape == GradientShape::kExact || kShape == GradientShape::kExactBlocks || kGrouped;
@@ -60,6 +67,8 @@ class TileGradients {
   // Half of them: a row is as wide as the shortest product is deep.
   static constexpr bool kNarrow = kExact && 2 * kExactColumns == kGradientColumns;
   static_assert(!kExact || kFullColumns || kNarrow);
+  // Lookups are taken in turns (tiled_backward_turns.cuh): wider rows would want more registers.
+  static constexpr bool kInTurns = kNarrow && !kThreeProducts;
   using Product = GradientProduct<kThreeProducts>;
   // G2[i2] is loaded by vectors of its rows.
   static constexpr bool kSecondByRows =
@@ -126,11 +135,14 @@ class TileGradients {
   __device__ __forceinline__ void add_gradient_steps();
 
   // A value that all lanes of the warp have. With one product it is faster not to tell the
-  // compiler.
+  // compiler, unless lookups are taken in turns, whose branches all depend on such values.
   template <typename T>
   static __device__ __forceinline__ T uniform(T value) {
-    return kThreeProducts ? same_in_warp(value) : value;
+    return kThreeProducts || kInTurns ? same_in_warp(value) : value;
   }
+
+  // kQuads: once for all tiles of a block, before anything else.
+  __device__ __forceinline__ void store_places() const;
 
   // Starts to load what the tile needs.
   __device__ __forceinline__ void load_ahead(Ahead& ahead, const BackwardWork& work) const;
@@ -155,9 +167,10 @@ class TileGradients {
   // dG1 of the warp's entries, transposed: columns are 16 rows (slot, j1).
   __device__ __forceinline__ void add_first_gradients() const;
 
-  // The warp's columns of dG2, over all entries.
+  // The warp's columns of dG2, over all entries. kQuads: see sum_second_gradient_of_quads.
   struct SecondSums {
-    float columns[kOwnColumns][kHalves][4];  // rows r1 = g + 16 m and + 8, columns 2 t and + 1
+    // Rows r1 = g + 16 m and + 8, columns 2 t and + 1.
+    float columns[kQuads ? 2 : kOwnColumns][kHalves][4];
   };
   __device__ __forceinline__ SecondSums sum_second_gradient() const;
   __device__ __forceinline__ void add_second_gradient(const SecondSums& sums) const;
@@ -169,10 +182,13 @@ class TileGradients {
   static constexpr uint32_t kSlotShift = 28;
   // Rows that are on their way while one is worked on.
   static constexpr uint32_t kRowsAhead = 4;
+  // kInTurns: of them, those of which lanes are told at once where they start.
+  static constexpr uint32_t kRowsTold = 2;
 
   struct ThirdSlice {
     // r2 = 8 n + g at columns 2 t and 2 t + 1, or where rows are narrow at column t.
     std::conditional_t<kNarrow, float, float2> rows[kRank / 8];
+    uint32_t first;  // kInTurns: its first element, of core 3
   };
 
   // A lane's share of a row of grad_output: what the lane needs as operand a, or see RowPlace.
@@ -195,6 +211,13 @@ class TileGradients {
     float dp[kRank / 8][4];  // the entry's dP: rows g and g + 8, columns r2 = 8 n + 2 t and + 1
     LaneRow row;             // over the lookups of one id
   };
+
+  // kInTurns: what an id adds to dG3, columns 2 t and + 1 of rows r2 = g and g + 8.
+  struct ThirdSums {
+    float rows[4];
+    uint32_t first;  // element of the slice, or kNoSlice
+  };
+  static constexpr uint32_t kNoSlice = ~0u;
 
   // Of dG2, those columns of a warp.
   struct ColumnTile {
@@ -302,21 +325,44 @@ class TileGradients {
 
   // The lane's first element of a slice of dG3.
   __device__ __forceinline__ uint32_t element_of_lane() const {
-    return kNarrow ? (g_ + t_ / 2 * 8) * kExactColumns + t_ % 2 * 2 : g_ * third_row() + 2 * t_;
+    const uint32_t r2 = kQuads ? QuadTile::row_of_third(g_) : g_;
+    return kNarrow ? (r2 + t_ / 2 * 8) * kExactColumns + t_ % 2 * 2 : r2 * third_row() + 2 * t_;
   }
 
   // Of the next id.
   __device__ __forceinline__ void load_next_third();
+  // source: the lane's first element.
+  __device__ __forceinline__ void load_third(const core_t* source);
+
+  // Places: of the entry's products, and as product_place takes it.
+  __device__ __forceinline__ void start_entry(EntrySums& sums, uint32_t entry_place,
+                                              uint32_t lane_place) const;
 
   // target: the lane's first element of dG3[i3].
   __device__ __forceinline__ void add_id(EntrySums& sums, float* target) const;
+  // Takes the sum over the lookups of an id.
+  __device__ __forceinline__ RowGradient take_row(EntrySums& sums) const;
 
   __device__ __forceinline__ void add_third_gradient(float* target, const float4 (&p)[kHalves][2],
                                                      const float (&b)[4]) const;
+  // kNarrow: c as multiply_add gives it.
+  __device__ __forceinline__ void add_narrow_third(float* target, const float (&c)[4]) const;
+  // Adds an id's part of dP.
+  __device__ __forceinline__ void add_product_gradient(EntrySums& sums,
+                                                       const RowGradient& row) const;
 
-  // Places: of the entry's products, and as gradient_place_of takes it.
+  // Places: of the entry's products, and as gradient_place_of takes it, or QuadTile.
   __device__ __forceinline__ void store_product_gradient(uint32_t entry_place, uint32_t lane_place,
                                                          const float (&dp)[kRank / 8][4]) const;
+
+  // kInTurns: the same, from tiled_backward_turns.cuh.
+  __device__ __forceinline__ void start_turns();
+  __device__ __forceinline__ void work_in_turns();
+  // Of the id of a lookup. After the last one, any slice.
+  __device__ __forceinline__ void load_third_of(uint32_t number);
+  // third: of the last id, whose sums leave, and then of this one.
+  __device__ __forceinline__ void add_id_in_turns(EntrySums& sums, ThirdSums& third,
+                                                  float* target_of_lane) const;
 
   // Where warps multiply in groups of four: the same, from tiled_backward_groups.cuh.
   __device__ __forceinline__ void load_second_by_group(OwnSecond& loaded) const;
@@ -326,10 +372,20 @@ class TileGradients {
   __device__ __forceinline__ void add_first_gradients_by_group() const;
   __device__ __forceinline__ SecondSums sum_second_gradient_by_group() const;
   __device__ __forceinline__ void add_second_gradient_by_group(const SecondSums& sums) const;
+  // The same where ranks are 16, from tiled_backward_quads.cuh.
+  __device__ __forceinline__ uint2 places(QuadTile::PlaceWord word) const {
+    const uint32_t pair = tile_.places[word][threadIdx.x];
+    return make_uint2(pair % 65536u, pair / 65536u);
+  }
+  __device__ __forceinline__ void store_second_of_quads(const OwnSecond& loaded) const;
+  __device__ __forceinline__ void compute_products_of_quads(const FirstRows& first) const;
+  __device__ __forceinline__ void add_first_gradients_of_quads() const;
+  __device__ __forceinline__ SecondSums sum_second_gradient_of_quads() const;
+  __device__ __forceinline__ void add_second_gradient_of_quads(const SecondSums& sums) const;
   // Of entries that are not there.
   __device__ __forceinline__ void clear_missing_products() const;
 
-  std::conditional_t<kGrouped, GroupTile, Tile>& tile_;
+  TileOf<kRank, kShape>& tile_;
   const TileSlot& slot_;
   const GradientTargets& targets_;
   const uint32_t lane_;
@@ -362,8 +418,10 @@ class TileGradients {
   uint32_t steps_;
   // The lane's lookup.
   struct LaneLookup {
-    uint32_t row;    // kExact: vectors of four floats from the first row to it
-    uint32_t third;  // as in GradientLookup, and the entry's slot and flags
+    uint32_t row;  // kExact: vectors of four floats from the first row to it
+    // As in GradientLookup, and the entry's slot and flags. kInTurns: the first element of the
+    // slice of core 3.
+    uint32_t third;
     float factor;
   };
   LaneLookup own_;
@@ -371,6 +429,10 @@ class TileGradients {
   uint32_t ids_;              // of the warp's ids ahead, a bit for the last lookup of each
   LaneRow rows_[kRowsAhead];  // of the next lookups, used in turn
   ThirdSlice slice_;          // of the next id
+  // kInTurns.
+  uint32_t entries_;  // a bit for the last lookup of each of the warp's entries
+  bool is_weighted_;  // not all factors of the warp's lookups are 1
+  uint32_t sender_;   // the lane that sends first in exchange_by_shuffles
   // The lane's first elements of row 0 and of slice 0.
   const float* lane_row_;
   const core_t* lane_third_;

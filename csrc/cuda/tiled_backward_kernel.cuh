@@ -10,8 +10,11 @@
 #include "tiled_backward_groups.cuh"
 #include "tiled_backward_loads.cuh"
 #include "tiled_backward_lookups.cuh"
+#include "tiled_backward_quads.cuh"
+#include "tiled_backward_rows.cuh"
 #include "tiled_backward_steps.cuh"
 #include "tiled_backward_sums.cuh"
+#include "tiled_backward_turns.cuh"
 #include "tiled_backward_two_cores.cuh"
 
 namespace flowtt::cuda {
@@ -19,9 +22,9 @@ namespace flowtt::cuda {
 // Blocks of a multiprocessor: while the lookups of one wait for their sums to leave, others
 // multiply. As many as find registers.
 template <int kRank, bool kThreeProducts, GradientShape kShape>
-inline constexpr int kBackwardBlocks = kRank == 32                                         ? 2
-                                       : kThreeProducts || kShape != GradientShape::kExact ? 3
-                                                                                           : 4;
+inline constexpr int kBackwardBlocks = kRank == 32                            ? 2
+                                       : kThreeProducts || has_blocks(kShape) ? 3
+                                                                              : 4;
 
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __global__ void __launch_bounds__(kBackwardThreads,
@@ -50,6 +53,7 @@ __global__ void __launch_bounds__(kBackwardThreads,
   typename Gradients::FirstRows first;
   {
     const Gradients tile = gradients_of(shared.slots[0]);
+    tile.store_places();
     tile.load_ahead(ahead, pass.work);
     first = tile.load_first();
     tile.store_second(ahead.second);

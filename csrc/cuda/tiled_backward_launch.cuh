@@ -12,7 +12,8 @@ namespace flowtt::cuda {
 // Shared memory of a block.
 template <int kRank>
 inline constexpr int kBackwardSharedBytes = sizeof(BackwardShared<kRank, GradientShape::kExact>);
-inline constexpr int kGroupedSharedBytes = sizeof(BackwardShared<32, GradientShape::kGrouped>);
+template <int kRank>
+inline constexpr int kGroupedSharedBytes = sizeof(BackwardShared<kRank, GradientShape::kGrouped>);
 
 // Whether the library has been built for devices whose warps multiply in groups.
 #ifdef FLOWTT_GROUPED_BACKWARD

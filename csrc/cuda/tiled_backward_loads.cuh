@@ -49,6 +49,7 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::load_second_rows(OwnSecond
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kShape>::load_second(
     OwnSecond& loaded) const {
+  if constexpr (kQuads) return load_second_rows(loaded, QuadSecondRows(threadIdx.x));
   if constexpr (kGrouped) return load_second_by_group(loaded);
   if constexpr (kTwoCores) return;
   if constexpr (kSecondByRows) return load_second_rows(loaded, SecondRows(threadIdx.x));
@@ -106,6 +107,7 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::load_first() const {
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kShape>::store_second(
     const OwnSecond& loaded) const {
+  if constexpr (kQuads) return store_second_of_quads(loaded);
   if constexpr (kGrouped) return store_second_by_group(loaded);
   if constexpr (kTwoCores) return;
   if constexpr (kSecondByRows) {

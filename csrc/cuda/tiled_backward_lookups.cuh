@@ -8,118 +8,18 @@
 namespace flowtt::cuda {
 
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
-__device__ __forceinline__ typename TileGradients<core_t, kRank, kThreeProducts, kShape>::LaneRow
-TileGradients<core_t, kRank, kThreeProducts, kShape>::load_row(uint32_t row) const {
-  LaneRow share;
-  if constexpr (kExact) {
-    const float* const source = lane_row_ + uint64_t{row} * 4;
-    if constexpr (kNarrow) {
-      share.columns[0] = __ldg(source);
-      share.columns[1] = __ldg(source + 32);
-    } else {
-      const float2 halves[2] = {__ldg(reinterpret_cast<const float2*>(source)),
-                                __ldg(reinterpret_cast<const float2*>(source + 64))};
-      share = {{halves[0].x, halves[0].y, halves[1].x, halves[1].y}};
-    }
-  } else {
-    const int64_t first = row * grad_.row_stride;
-#pragma unroll
-    for (uint32_t i = 0; i < kOwnColumnsOfRow; i += kPairs ? 2 : 1) {
-      const RowPlace place = row_place(i);
-      const bool is_there = place.j1 < q1_ && place.j2 < q2_ && place.j3 < q3_;
-      if constexpr (kPairs) {
-        const float* const pair = lane_row_ + first + i * third_row() * whole_.q2;
-        const float2 v =
-            is_there ? __ldg(reinterpret_cast<const float2*>(pair)) : make_float2(0.0f, 0.0f);
-        share.columns[i] = v.x;
-        share.columns[i + 1] = v.y;
-      } else {
-        const int64_t column = column_ + row_column(place);
-        share.columns[i] = is_there ? load_element<float>(grad_.data, grad_.type,
-                                                          first + column * grad_.column_stride)
-                                    : 0.0f;
-      }
-    }
-  }
-  return share;
-}
-
-// Operand b has one column of a row where a has all rows of a few columns: a shuffle takes one
-// element of each lane to another. Where a lane has two neighbouring columns, lanes below 16 send
-// the even one first and the others the odd one, so that those that need either receive it at once.
-template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
-__device__ __forceinline__
-    typename TileGradients<core_t, kRank, kThreeProducts, kShape>::RowGradient
-    TileGradients<core_t, kRank, kThreeProducts, kShape>::exchange_by_shuffles(
-        const LaneRow& own) const {
-  RowGradient gradient;
-  if constexpr (kNarrow) {
-    const uint32_t source = 4 * t_ + g_ % 4;
-#pragma unroll
-    for (uint32_t i = 0; i < 4; ++i) {
-      gradient.b[i] = __shfl_sync(kAllLanes, own.columns[i / 2], source + i % 2 * 16);
-    }
-    gradient.a = make_float2(own.columns[0], own.columns[1]);
-  } else {
-    const bool sends_odd = lane_ >= 16;
-    const bool needs_odd = g_ % 2 != 0;
-    const uint32_t source = 4 * t_ + g_ / 2 + g_ % 2 * 16;
-#pragma unroll
-    for (uint32_t half = 0; half < 2; ++half) {
-      const float even = own.columns[2 * half];
-      const float odd = own.columns[2 * half + 1];
-      const float first = __shfl_sync(kAllLanes, sends_odd ? odd : even, source);
-      const float second = __shfl_sync(kAllLanes, sends_odd ? even : odd, source ^ 16);
-      gradient.b[2 * half] = needs_odd ? second : first;
-      gradient.b[2 * half + 1] = needs_odd ? first : second;
-    }
-    gradient.a = make_float4(own.columns[0], own.columns[2], own.columns[1], own.columns[3]);
-  }
-  return gradient;
-}
-
-template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
-__device__ __forceinline__
-    typename TileGradients<core_t, kRank, kThreeProducts, kShape>::RowGradient
-    TileGradients<core_t, kRank, kThreeProducts, kShape>::exchange(const LaneRow& own) const {
-  float* const row = tile_.rows[warp_];
-#pragma unroll
-  for (uint32_t i = 0; i < kOwnColumnsOfRow; i += kPairs ? 2 : 1) {
-    if constexpr (kPairs) {
-      store_at(row, i * 32 * sizeof(float) + lane_ * sizeof(float2),
-               make_float2(own.columns[i], own.columns[i + 1]));
-    } else {
-      row[i * 32 + lane_] = own.columns[i];
-    }
-  }
-  __syncwarp();
-  RowGradient gradient;
-  constexpr uint32_t kRowOfJ2 = kGradientColumns;
-  constexpr uint32_t kRowOfJ1 = kGradientQ * kRowOfJ2;
-#pragma unroll
-  for (uint32_t i = 0; i < 4; ++i) {
-    gradient.b[i] = row[i * kRowOfJ1 + t_ * kRowOfJ2 + g_];
-  }
-  float2 pairs[2];
-#pragma unroll
-  for (uint32_t half = 0; half < 2; ++half) {
-    const uint32_t j1 = g_ / 4 + 2 * half;
-    const float* const pair = row + j1 * kRowOfJ1 + g_ % 4 * kRowOfJ2 + 2 * t_;
-    pairs[half] = load_at<float2>(pair, 0);
-  }
-  gradient.a = make_float4(pairs[0].x, pairs[1].x, pairs[0].y, pairs[1].y);
-  __syncwarp();
-  return gradient;
-}
-
-template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void
 TileGradients<core_t, kRank, kThreeProducts, kShape>::load_next_third() {
   // After the last id, any slice.
   const uint32_t last_lookup = __ffs(static_cast<int>(ids_)) - 1;
   const uint32_t i3 = __shfl_sync(kAllLanes, own_.third, last_lookup % 32) % 65536u;
   ids_ &= ids_ - 1;
-  const core_t* const source = lane_third_ + uint64_t{i3} * third_elements();
+  load_third(lane_third_ + uint64_t{i3} * third_elements());
+}
+
+template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
+__device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kShape>::load_third(
+    const core_t* source) {
 #pragma unroll
   for (uint32_t n = 0; n < kRank / 8; ++n) {
     if constexpr (kNarrow) {
@@ -152,24 +52,49 @@ __device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kSh
       kExact ? ahead.lookup.row * static_cast<uint32_t>(grad_.row_stride / 4) : ahead.lookup.row;
   own_.third = ahead.lookup.third | ahead.flags;
   own_.factor = ahead.lookup.factor;
-  lookups_ = hold(__popc(__ballot_sync(kAllLanes, ahead.flags != 0)));
+  const uint32_t lookups = __popc(__ballot_sync(kAllLanes, ahead.flags != 0));
+  lookups_ = kInTurns ? lookups : hold(lookups);
   ids_ = __ballot_sync(kAllLanes, (own_.third & kLastOfId) != 0);
   lane_third_ = of_lane(third_, kNarrow ? lane_ : g_ * third_row() + 2 * t_);
   if constexpr (kPairs) {
     const uint32_t column = kExact ? kOwnColumnsOfRow / 2 * lane_ : row_column(row_place(0));
     lane_row_ = of_lane(static_cast<const float*>(grad_.data) + column_, column);
   }
+  if constexpr (kInTurns) start_turns();
 #pragma unroll
   for (uint32_t i = 0; i < kRowsAhead; ++i) {
     const uint32_t row = __shfl_sync(kAllLanes, own_.row, i);
     if (i < lookups_) rows_[i] = load_row(row);
   }
-  load_next_third();
+  if constexpr (kInTurns) {
+    load_third_of(0);
+  } else {
+    load_next_third();
+  }
+}
+
+template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
+__device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kShape>::start_entry(
+    EntrySums& sums, uint32_t entry_place, uint32_t lane_place) const {
+#pragma unroll
+  for (uint32_t k = 0; k < 2; ++k) {
+#pragma unroll
+    for (uint32_t m = 0; m < kHalves; ++m) {
+      sums.p[m][k] =
+          load_at<float4>(tile_.products, entry_place + Tile::product_place(lane_place, k, m));
+    }
+  }
+#pragma unroll
+  for (uint32_t n = 0; n < kRank / 8; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums.dp[n][i] = 0.0f;
+  }
 }
 
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void
 TileGradients<core_t, kRank, kThreeProducts, kShape>::work_on_lookups() {
+  if constexpr (kInTurns) return work_in_turns();
   if (lookups_ == 0) return;
   if (targets_.touched[2] != nullptr && lane_ < lookups_) {
     targets_.touched[2][own_.third % 65536u] = 1;
@@ -213,21 +138,7 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::work_on_lookups() {
     ++number;
     if ((own & kLastOfId) == 0) continue;
     const uint32_t entry = entry_number(own >> kSlotShift & 3) * Tile::kEntryBytes;
-    if (starts_entry) {
-#pragma unroll
-      for (uint32_t k = 0; k < 2; ++k) {
-#pragma unroll
-        for (uint32_t m = 0; m < kHalves; ++m) {
-          sums.p[m][k] =
-              load_at<float4>(tile_.products, entry + Tile::product_place(products, k, m));
-        }
-      }
-#pragma unroll
-      for (uint32_t n = 0; n < kRank / 8; ++n) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) sums.dp[n][i] = 0.0f;
-      }
-    }
+    if (starts_entry) start_entry(sums, entry, products);
     add_id(sums, target_of_lane + uint64_t{own % 65536u} * third_elements());
     load_next_third();
     starts_entry = (own & kLastOfEntry) != 0;
@@ -241,6 +152,15 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::work_on_lookups() {
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kShape>::add_id(
     EntrySums& sums, float* target) const {
+  const RowGradient row = take_row(sums);
+  add_third_gradient(target, sums.p, row.b);
+  add_product_gradient(sums, row);
+}
+
+template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
+__device__ __forceinline__
+    typename TileGradients<core_t, kRank, kThreeProducts, kShape>::RowGradient
+    TileGradients<core_t, kRank, kThreeProducts, kShape>::take_row(EntrySums& sums) const {
 #pragma unroll
   for (uint32_t i = 0; i < kOwnColumnsOfRow; ++i) {
     sums.row.columns[i] = Product::operand(sums.row.columns[i]);
@@ -252,11 +172,19 @@ __device__ __forceinline__ void TileGradients<core_t, kRank, kThreeProducts, kSh
     row = exchange(sums.row);
   }
   sums.row = {};
-  add_third_gradient(target, sums.p, row.b);
+  return row;
+}
+
+template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
+__device__ __forceinline__ void
+TileGradients<core_t, kRank, kThreeProducts, kShape>::add_product_gradient(
+    EntrySums& sums, const RowGradient& row) const {
 #pragma unroll
   for (uint32_t n = 0; n < kRank / 8; ++n) {
     if constexpr (kNarrow) {
-      Product::multiply_add(sums.dp[n], row.a, Product::operand(slice_.rows[n]));
+      const float b = kQuads ? Product::operand_twice(slice_.rows[n])  // see store_product_gradient
+                             : Product::operand(slice_.rows[n]);
+      Product::multiply_add(sums.dp[n], row.a, b);
     } else {
       Product::multiply_add(sums.dp[n], row.a, Product::operand(slice_.rows[n].x),
                             Product::operand(slice_.rows[n].y));
@@ -274,9 +202,7 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::add_third_gradient(
     Product::multiply_add(c, p[m][0], b[0], b[1]);
     Product::multiply_add(c, p[m][1], b[2], b[3]);
     if constexpr (kNarrow) {
-      // Lanes with t >= 2 have the same sums as those two before: they add the second rows.
-      const bool is_second = t_ >= 2;
-      add_pair(target, make_float2(is_second ? c[2] : c[0], is_second ? c[3] : c[1]));
+      add_narrow_third(target, c);
     } else {
 #pragma unroll
       for (uint32_t half = 0; half < 2; ++half) {
@@ -289,17 +215,34 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::add_third_gradient(
   }
 }
 
+// Lanes with t >= 2 have the same sums as those two before: they add the second rows.
+template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
+__device__ __forceinline__ void
+TileGradients<core_t, kRank, kThreeProducts, kShape>::add_narrow_third(float* target,
+                                                                       const float (&c)[4]) const {
+  const bool is_second = t_ >= 2;
+  add_pair(target, make_float2(is_second ? c[2] : c[0], is_second ? c[3] : c[1]));
+}
+
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void
 TileGradients<core_t, kRank, kThreeProducts, kShape>::store_product_gradient(
     uint32_t entry_place, uint32_t lane_place, const float (&dp)[kRank / 8][4]) const {
-#pragma unroll
-  for (uint32_t half = 0; half < 2; ++half) {
+  if constexpr (kQuads) {
 #pragma unroll
     for (uint32_t n = 0; n < kRank / 8; ++n) {
-      store_at(
-          tile_.products, entry_place + Tile::gradient_place_of(lane_place, half, 2 * n),
-          make_float2(Product::operand(dp[n][2 * half]), Product::operand(dp[n][2 * half + 1])));
+      store_at(tile_.products, entry_place + QuadTile::gradient_place(lane_place, 0, n),
+               make_float4(dp[n][0], dp[n][1], dp[n][2], dp[n][3]));
+    }
+  } else {
+#pragma unroll
+    for (uint32_t half = 0; half < 2; ++half) {
+#pragma unroll
+      for (uint32_t n = 0; n < kRank / 8; ++n) {
+        store_at(
+            tile_.products, entry_place + Tile::gradient_place_of(lane_place, half, 2 * n),
+            make_float2(Product::operand(dp[n][2 * half]), Product::operand(dp[n][2 * half + 1])));
+      }
     }
   }
 }

@@ -11,6 +11,7 @@ template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void
 TileGradients<core_t, kRank, kThreeProducts, kShape>::compute_products(
     const FirstRows& own_first) const {
+  if constexpr (kQuads) return compute_products_of_quads(own_first);
   if constexpr (kGrouped) return compute_products_by_group(own_first);
   if constexpr (kTwoCores) return load_products();
   const uint32_t j1 = g_ % 4;
@@ -97,6 +98,7 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::clear_missing_products() c
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void
 TileGradients<core_t, kRank, kThreeProducts, kShape>::add_first_gradients() const {
+  if constexpr (kQuads) return add_first_gradients_of_quads();
   if constexpr (kGrouped) return add_first_gradients_by_group();
   if constexpr (kTwoCores) return add_product_gradients();
   float c[kHalves][2][4] = {};  // [r1 = 16 m + 2 g and + 1][two slots, columns 2 t and + 1]
@@ -154,6 +156,7 @@ TileGradients<core_t, kRank, kThreeProducts, kShape>::add_first_gradients() cons
 template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ typename TileGradients<core_t, kRank, kThreeProducts, kShape>::SecondSums
 TileGradients<core_t, kRank, kThreeProducts, kShape>::sum_second_gradient() const {
+  if constexpr (kQuads) return sum_second_gradient_of_quads();
   if constexpr (kGrouped) return sum_second_gradient_by_group();
   SecondSums sums = {};
   if constexpr (kTwoCores) return sums;
@@ -198,6 +201,7 @@ template <typename core_t, int kRank, bool kThreeProducts, GradientShape kShape>
 __device__ __forceinline__ void
 TileGradients<core_t, kRank, kThreeProducts, kShape>::add_second_gradient(
     const SecondSums& sums) const {
+  if constexpr (kQuads) return add_second_gradient_of_quads(sums);
   if constexpr (kGrouped) return add_second_gradient_by_group(sums);
   if constexpr (kTwoCores) return;
   const ColumnTile columns(warp_, 0);

@@ -308,6 +308,11 @@ struct GradientProduct {
   static __device__ __forceinline__ float operand(float value) {
     return kThreeProducts ? value : fmaf(value, 0x1.8p-12f, value);
   }
+  // The same of an operand whose products are kept as operands themselves, unchanged: rounded for
+  // both, as what is added is in proportion to it, and so passes through the product.
+  static __device__ __forceinline__ float operand_twice(float value) {
+    return kThreeProducts ? value : fmaf(value, 0x1.8p-11f, value);
+  }
 
   // c += a (16 x 8) @ b (8 x 8): a is {row g, row g + 8} x {element t, then element t + 4}.
   static __device__ __forceinline__ void multiply_add(float (&c)[4], const float4& vector, float b0,

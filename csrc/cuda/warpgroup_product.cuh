@@ -51,13 +51,20 @@ __device__ __forceinline__ uint64_t group_operand(uint32_t first, uint32_t step)
 template <int kTiles>
 __device__ __forceinline__ void group_multiply_add(float (&c)[kTiles][4], const float (&a)[4],
                                                    uint32_t first, uint32_t step) {
-  static_assert(kTiles == 4 || kTiles == 8);
+  static_assert(kTiles == 2 || kTiles == 4 || kTiles == 8);
   const uint64_t b = group_operand(first, step);
   const uint32_t a0 = __float_as_uint(a[0]);
   const uint32_t a1 = __float_as_uint(a[1]);
   const uint32_t a2 = __float_as_uint(a[2]);
   const uint32_t a3 = __float_as_uint(a[3]);
-  if constexpr (kTiles == 4) {
+  if constexpr (kTiles == 2) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n16k8.f32.tf32.tf32 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7}, {%8, %9, %10, %11}, %12, 1, 1, 1;"
+        : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]), "+f"(c[1][0]), "+f"(c[1][1]),
+          "+f"(c[1][2]), "+f"(c[1][3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b));
+  } else if constexpr (kTiles == 4) {
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n32k8.f32.tf32.tf32 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "

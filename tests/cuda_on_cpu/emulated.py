@@ -80,6 +80,7 @@ def two_steps(
     optimizer: str,
     with_order: bool = False,
     deterministic: bool = False,
+    allow_tf32: bool = False,
 ) -> list[tuple[list[Tensor], list[Tensor]]]:
     """Steps the cores of a call twice: cores and both states, as they are and as they should be.
 
@@ -104,7 +105,7 @@ def two_steps(
             rule.beta1,
             rule.beta2,
             rule.weight_decay,
-            False,
+            allow_tf32,
             order_of(call, device) if with_order else None,
             False,
             deterministic,

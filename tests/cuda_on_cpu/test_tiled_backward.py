@@ -59,8 +59,8 @@ CAPABILITIES = [8, 9]
 @pytest.mark.parametrize("name", TILED)
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_one_product(name: str, capability: int) -> None:
-    call = make_call([TABLES[name]], batch_size=50, max_length=6, weighted=True)
-    for order in (Order.RANDOM, Order.BURSTS):
+    for order, weighted in ((Order.RANDOM, True), (Order.BURSTS, False)):
+        call = make_call([TABLES[name]], batch_size=50, max_length=6, weighted=weighted)
         check(call, Device(4, capability, order), allow_tf32=True)
 
 
@@ -171,11 +171,11 @@ def skewed_ids(draw: random.Random, rows: int, count: int) -> list[int]:
 
 @pytest.mark.parametrize("order", [Order.ASCENDING, Order.RANDOM, Order.BURSTS])
 @pytest.mark.parametrize("multiprocessors", [1, 5])
-@pytest.mark.parametrize("allow_tf32", [False, True])
+@pytest.mark.parametrize(("name", "allow_tf32"), [("32x8", False), ("32x8", True), ("16x4", True)])
 def test_skew_and_more_granules_than_blocks(
-    order: Order, multiprocessors: int, allow_tf32: bool
+    order: Order, multiprocessors: int, name: str, allow_tf32: bool
 ) -> None:
-    table = TABLES["32x8"]
+    table = TABLES[name]
     ids = [i % table.rows for i in skewed_ids(random.Random(3), table.rows, 3_000)]
     call = make_call([table], batch_size=300, lengths=[10] * 300, ids=ids, weighted=True)
     check(call, Device(multiprocessors, order=order), allow_tf32=allow_tf32)
@@ -269,6 +269,15 @@ def test_optimizer_steps(optimizer: str) -> None:
     for actual, expected in two_steps(call, Device(order=Order.RANDOM), optimizer):
         for tensor, other in zip(actual, expected, strict=True):
             assert_matches(tensor, other, slack=10.0)
+
+
+@pytest.mark.parametrize("name", ["16x4", "32x8", "padded"])
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_optimizer_steps_with_one_product(name: str, capability: int) -> None:
+    call = make_call([TABLES[name]], batch_size=12)
+    device = Device(capability_major=capability, order=Order.RANDOM)
+    steps = two_steps(call, device, "exact_row_wise_adagrad", allow_tf32=True)
+    assert_near(*steps[0], ONE_PRODUCT)
 
 
 ORDERED = {

@@ -134,6 +134,14 @@ inline void add_pair(float* target, float2 value) {
   atomicAdd(target + 1, value.y);
 }
 
+inline void add_vector(float* target, float4 value) {
+  if (reinterpret_cast<uintptr_t>(target) % 16 != 0) cuda_on_cpu::fail("a vector at another word");
+  atomicAdd(target, value.x);
+  atomicAdd(target + 1, value.y);
+  atomicAdd(target + 2, value.z);
+  atomicAdd(target + 3, value.w);
+}
+
 inline uint64_t load_acquire(const unsigned long long* source) {
   cuda_on_cpu::give_way();
   return *source;
