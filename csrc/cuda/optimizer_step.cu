@@ -10,7 +10,6 @@
 //     │ 16 threads each       │ │             │ half      │ │ half      │ │ half
 //     └───────────────────────┘ └────         └───────────┘ └───────────┘ └────
 
-#include <algorithm>
 #include <cmath>
 
 #include "chain.cuh"
@@ -19,25 +18,28 @@
 #include "launchers.h"
 #include "optimizer_elements.cuh"
 #include "tensor_core.cuh"
+#include "workspace_layout.h"
 
 namespace flowtt::cuda {
 namespace {
 
 constexpr int kStepThreads = 256;
-constexpr int64_t kMaxBlocksPerCore = 1024;
 // Elements that are moved at once, if slices are whole vectors of so many.
 constexpr int kVector = 4;
 // Vectors of a thread that are loaded before the first is stored.
 constexpr int kAhead = 2;
 
-// Blocks of a multiprocessor: with as many, all slices of a few tables are under way at once.
-template <typename core_t>
-constexpr int kStepBlocks = sizeof(core_t) == 8 ? 1 : 4;
+// Blocks of a multiprocessor: the more there are, the more slices are under way at once.
+template <typename core_t, OptimizerType kType>
+constexpr int kStepBlocks = sizeof(core_t) == 8             ? 1
+                            : kType == OptimizerType::kSgd  ? 6
+                            : kType == OptimizerType::kAdam ? 4
+                                                            : 6;
 
 // How a core is shared out, beside the core itself.
 struct StepTask : CoreTask {
-  int64_t parts;  // of a slice, a team each
-  uint32_t first_block;
+  int64_t parts;       // of a slice, a team each
+  int64_t part_numel;  // of all but a slice's last part
   int32_t team_shift;  // log2 of the threads of a team
   int32_t vector;      // kVector or 1
 };
@@ -48,24 +50,25 @@ template <int kCores>
 struct StepGroup {
   int32_t count;
   int32_t first;  // the first one's number in the call
-  uint32_t blocks;
   double log_beta1;
   double log_beta2;
+  uint32_t first_block[kCores + 1];
   StepTask tasks[kCores];
+
+  // The core that a block works on: the last that starts no later.
+  __device__ __forceinline__ int core_of(uint32_t block) const {
+    int core = 0;
+    int end = count;
+    while (end - core > 1) {
+      const int middle = (core + end) / 2;
+      (first_block[middle] <= block ? core : end) = middle;
+    }
+    return core;
+  }
 };
-constexpr int kFewCores = 48;
+constexpr int kFewCores = 42;
 static_assert(sizeof(StepGroup<kFewCores>) + sizeof(OptimizerArguments) <= 4096 - 32);
 static_assert(sizeof(StepGroup<kCoresPerLaunch>) + sizeof(OptimizerArguments) <= 16384);
-
-// A thread's place among those that step one core.
-struct TeamMember {
-  int64_t team;
-  int thread;  // of the team
-
-  __device__ __forceinline__ TeamMember(const StepTask& task, int64_t first_team)
-      : team(first_team + (threadIdx.x >> task.team_shift)),
-        thread(threadIdx.x & ((1 << task.team_shift) - 1)) {}
-};
 
 // Row-wise Adagrad's step size for the slice of each team: one accumulated mean square per slice.
 // Called by all threads; teams without a slice that was looked up are not `active`.
@@ -101,74 +104,67 @@ __device__ __forceinline__ acc_t row_wise_step_size(const StepConstants<acc_t>& 
     step_sizes[threadIdx.x >> task.team_shift] = step.learning_rate / (sqrt(state) + step.eps);
   }
   __syncthreads();
-  const acc_t result = step_sizes[threadIdx.x >> task.team_shift];
-  __syncthreads();  // before the next slices' are written
-  return active ? result : acc_t(0);
+  return active ? step_sizes[threadIdx.x >> task.team_shift] : acc_t(0);
 }
 
-// Steps elements [begin, end) of a core by a team, kCount elements of a thread at a time.
-template <typename core_t, int kCount>
-__device__ __forceinline__ void step_elements(const StepTask& task,
+// Steps `count` neighbouring elements of a slice by a team, kCount of a thread at a time.
+template <typename core_t, OptimizerType kType, int kCount>
+__device__ __forceinline__ void step_elements(const SteppedCore<core_t>& core,
                                               const OptimizerArguments& params,
                                               const StepConstants<accumulator_t<core_t>>& step,
                                               accumulator_t<core_t> step_size, int thread,
-                                              int64_t begin, int64_t end) {
-  const int64_t stride = int64_t{kCount} << task.team_shift;
-  for (int64_t e = begin + thread * kCount; e < end; e += kAhead * stride) {
-    SteppedElements<core_t, kCount> elements[kAhead];
+                                              int team_shift, uint32_t count) {
+  const uint32_t stride = uint32_t{kCount} << team_shift;
+#pragma unroll 1
+  for (uint32_t e = thread * kCount; e < count; e += kAhead * stride) {
+    SteppedElements<core_t, kType, kCount> elements[kAhead];
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
-      if (e + i * stride < end) elements[i].load(task, params.type, e + i * stride);
+      if (e + i * stride < count) elements[i].load(core, e + i * stride);
     }
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
-      if (e + i * stride < end) {
-        elements[i].step_and_store(task, params, step, step_size, e + i * stride);
+      if (e + i * stride < count) {
+        elements[i].step_and_store(core, params, step, step_size, e + i * stride);
       }
     }
   }
 }
 
 // A slice that was not looked up keeps its values and its state, also under Adam.
-template <typename core_t, typename Group>
-__global__ void __launch_bounds__(kStepThreads, (kStepBlocks<core_t>))
+template <typename core_t, OptimizerType kType, typename Group>
+__global__ void __launch_bounds__(kStepThreads, (kStepBlocks<core_t, kType>))
     optimizer_step_kernel(const __grid_constant__ Group group,
                           const __grid_constant__ OptimizerArguments params) {
   using acc_t = accumulator_t<core_t>;
-  int core = 0;
-  while (core + 1 < group.count && group.tasks[core + 1].first_block <= blockIdx.x) ++core;
+  const int core = group.core_of(blockIdx.x);
   const StepTask& task = group.tasks[core];
-  const uint32_t end_block =
-      core + 1 < group.count ? group.tasks[core + 1].first_block : group.blocks;
-  const int64_t teams_per_block = kStepThreads >> task.team_shift;
-  const int64_t stride = (end_block - task.first_block) * teams_per_block;
-  const int64_t teams = task.num_slices * task.parts;
-  const int64_t units = task.slice_numel / task.vector;
-  const int64_t part_numel = (units + task.parts - 1) / task.parts * task.vector;
+  const int64_t team =
+      (int64_t{blockIdx.x - group.first_block[core]} * kStepThreads + threadIdx.x) >>
+      task.team_shift;
+  const int thread = threadIdx.x & ((1 << task.team_shift) - 1);
+  const int64_t slice = task.parts == 1 ? team : team / task.parts;
+  const int64_t first_of_part = (team - slice * task.parts) * task.part_numel;
   // The kernel starts while the one before it ends.
   wait_for_previous_kernel();
-  const StepConstants<acc_t> step = load_step_constants(params, acc_t(group.log_beta1),
-                                                        acc_t(group.log_beta2), group.first + core);
-  // The same number of rounds for all threads, which meet where slices are summed.
-  for (int64_t first = (blockIdx.x - task.first_block) * teams_per_block; first < teams;
-       first += stride) {
-    const TeamMember member(task, first);
-    const int64_t slice = task.parts == 1 ? member.team : member.team / task.parts;
-    const bool active = member.team < teams && task.touched[slice] != 0;
-    acc_t step_size = 0;
-    if (params.type == OptimizerType::kRowWiseAdagrad) {
-      step_size = row_wise_step_size(step, task, slice, member.thread, active);
-    }
-    if (!active) continue;
-    const int64_t slice_begin = slice * task.slice_numel;
-    const int64_t part = member.team - slice * task.parts;
-    const int64_t begin = slice_begin + part * part_numel;
-    const int64_t end = min(begin + part_numel, slice_begin + task.slice_numel);
-    if (task.vector == kVector) {
-      step_elements<core_t, kVector>(task, params, step, step_size, member.thread, begin, end);
-    } else {
-      step_elements<core_t, 1>(task, params, step, step_size, member.thread, begin, end);
-    }
+  const bool active = slice < task.num_slices && task.touched[slice] != 0;
+  const StepConstants<acc_t> step = load_step_constants<kType>(
+      params, acc_t(group.log_beta1), acc_t(group.log_beta2), group.first + core);
+  acc_t step_size = 0;
+  if constexpr (kType == OptimizerType::kRowWiseAdagrad) {
+    step_size = row_wise_step_size(step, task, slice, thread, active);
+  }
+  const int64_t count = min(task.part_numel, task.slice_numel - first_of_part);
+  if (!active || count <= 0) return;
+  const SteppedCore<core_t> stepped(task, slice * task.slice_numel + first_of_part);
+  const auto step_part = [&]<int kCount>() {
+    step_elements<core_t, kType, kCount>(stepped, params, step, step_size, thread, task.team_shift,
+                                         static_cast<uint32_t>(count));
+  };
+  if (task.vector == kVector) {
+    step_part.template operator()<kVector>();
+  } else {
+    step_part.template operator()<1>();
   }
 }
 
@@ -191,13 +187,12 @@ int64_t share_out(const CoreTask& core, OptimizerType type, int64_t element_byte
   while (1 << task->team_shift < kStepThreads && units > int64_t{kAhead} << task->team_shift) {
     ++task->team_shift;
   }
-  // One team sums up a slice.
+  // One team sums up a slice; otherwise a thread has no more than it loads at once.
   task->parts = type == OptimizerType::kRowWiseAdagrad
                     ? 1
-                    : std::max<int64_t>(units / (int64_t{kAhead} << task->team_shift), 1);
-  const int64_t teams_per_block = kStepThreads >> task->team_shift;
-  const int64_t blocks = (core.num_slices * task->parts + teams_per_block - 1) / teams_per_block;
-  return std::clamp<int64_t>(blocks, 1, kMaxBlocksPerCore);
+                    : ceil_div(units, int64_t{kAhead} << task->team_shift);
+  task->part_numel = ceil_div(units, task->parts) * task->vector;
+  return ceil_div(core.num_slices * task->parts, kStepThreads >> task->team_shift);
 }
 
 template <int kCores>
@@ -211,13 +206,27 @@ cudaError_t launch_step(ElementType core_type, const CoreGroup& cores,
   group.log_beta2 = std::log(params.beta2);
   const int64_t element_bytes = core_type == ElementType::kFloat64 ? 8 : 4;
   for (int i = 0; i < cores.count; ++i) {
-    group.tasks[i].first_block = group.blocks;
-    group.blocks += static_cast<uint32_t>(
-        share_out(cores.tasks[i], params.type, element_bytes, &group.tasks[i]));
+    group.first_block[i + 1] =
+        group.first_block[i] + static_cast<uint32_t>(share_out(cores.tasks[i], params.type,
+                                                               element_bytes, &group.tasks[i]));
   }
+  const auto launch = [&]<typename core_t, OptimizerType kType>() {
+    return launch_kernel(optimizer_step_kernel<core_t, kType, StepGroup<kCores>>,
+                         int64_t{group.first_block[cores.count]}, kStepThreads, 0, dependent_launch,
+                         stream, group, params);
+  };
   return dispatch_core_type(core_type, [&]<typename core_t>() {
-    return launch_kernel(optimizer_step_kernel<core_t, StepGroup<kCores>>, int64_t{group.blocks},
-                         kStepThreads, 0, dependent_launch, stream, group, params);
+    switch (params.type) {
+      case OptimizerType::kSgd:
+        return launch.template operator()<core_t, OptimizerType::kSgd>();
+      case OptimizerType::kAdagrad:
+        return launch.template operator()<core_t, OptimizerType::kAdagrad>();
+      case OptimizerType::kRowWiseAdagrad:
+        return launch.template operator()<core_t, OptimizerType::kRowWiseAdagrad>();
+      case OptimizerType::kAdam:
+        return launch.template operator()<core_t, OptimizerType::kAdam>();
+    }
+    return cudaErrorInvalidValue;
   });
 }
 

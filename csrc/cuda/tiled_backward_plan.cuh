@@ -59,16 +59,30 @@ struct GradientPlanScratch {
     float factor;
   };
   SortedLookup sorted[kPlanThreads];
+  // Of the sorted lookups once more: neighbours are read without looking whether they are there.
+  uint32_t outer[kPlanThreads + kEntryLookups];
   uint16_t tile_entries[kPlanThreads];
   GradientEntry entries[kPlanThreads];
   uint32_t entry_i2[kPlanThreads];
-  uint16_t entry_cost[kPlanThreads];
+  uint16_t entry_key[kPlanThreads];  // see key_of_entry
   BlockBits prefixes;  // lookups that start a run of one prefix,
   BlockBits starts;    // an entry,
   BlockBits ids;       // an id of the entry
   BlockBits seconds;   // entries that start a run of one i2,
   BlockBits tiles;     // a tile
 };
+
+// Higher for costlier entries, and among those that cost as much for earlier ones.
+__device__ __forceinline__ uint32_t key_of_entry(uint32_t cost, uint32_t entry) {
+  static_assert((2 * kEntryLookups + kEntryLookups + 1) * kPlanThreads <= 1 << 16);
+  return cost * kPlanThreads + (kPlanThreads - 1 - entry);
+}
+
+// The cost of `count` neighbouring entries from `first` on, from the sum of their keys.
+__device__ __forceinline__ uint32_t cost_of_keys(uint32_t sum, uint32_t first, uint32_t count) {
+  const uint32_t of_places = count * (kPlanThreads - 1 - first) - count * (count - 1) / 2;
+  return (sum - of_places) / kPlanThreads;
+}
 
 // Cuts the `count` lookups of scratch.sorted into entries: their number. granule: the number of the
 // first lookup. Called by all threads, after a barrier; ends with one.
@@ -98,17 +112,20 @@ __device__ __forceinline__ int32_t plan_entries(const BackwardWork& work,
     const uint32_t others = scratch.starts.from(first) >> 1;  // entries behind this one
     const uint32_t end = min(others != 0 ? first + __ffs(others) : first + kEntryLookups,
                              static_cast<uint32_t>(count));
+    // A bit for each lookup of the entry whose id is smaller, or the same.
     uint32_t smaller = 0;
-    uint32_t equal = 0;  // a bit for each lookup of the entry that has the id
+    uint32_t equal = 0;
 #pragma unroll
     for (uint32_t k = 0; k < kEntryLookups; ++k) {
-      const uint32_t other = scratch.sorted[min(first + k, end - 1)].outer;
-      const bool is_there = first + k < end;
-      smaller += is_there && other < own.outer;
-      equal |= (is_there && other == own.outer) << k;
+      const uint32_t other = scratch.outer[first + k];
+      if (other < own.outer) smaller |= 1u << k;
+      if (other == own.outer) equal |= 1u << k;
     }
+    const uint32_t there = (1u << (end - first)) - 1;
+    smaller &= there;
+    equal &= there;
     const uint32_t earlier = equal & ((1u << in_entry) - 1);
-    const uint32_t place = smaller + __popc(earlier);
+    const uint32_t place = __popc(smaller) + __popc(earlier);
     is_first = earlier == 0;
     const bool is_last = equal >> in_entry == 1;
     work.lookups[granule + first + place] = {own.row, own.outer >> 16 | (is_last ? kLastOfId : 0),
@@ -119,7 +136,7 @@ __device__ __forceinline__ int32_t plan_entries(const BackwardWork& work,
   if (exists && i == first) {
     const uint32_t lookups = scratch.entries[entry].lookups >> kCountShift;
     const uint32_t ids = __popc(scratch.ids.from(first) & 0xffffffffu >> (32 - lookups));
-    scratch.entry_cost[entry] = static_cast<uint16_t>(2 * ids + lookups);
+    scratch.entry_key[entry] = static_cast<uint16_t>(key_of_entry(2 * ids + lookups, entry));
   }
   return __syncthreads_count(exists && scratch.starts.has(i));
 }
@@ -147,19 +164,19 @@ __device__ __forceinline__ void plan_tiles(const BackwardWork& work, GradientPla
   if (!exists) return;
   const GradientEntry own = scratch.entries[i];
   const uint32_t count = scratch.tile_entries[tile];
-  const uint32_t own_cost = scratch.entry_cost[i];
+  const uint32_t own_key = scratch.entry_key[i];
   uint32_t rank = 0;
-  uint32_t tile_cost = 0;
+  uint32_t sum = 0;
 #pragma unroll 8
   for (uint32_t other = first; other < first + count; ++other) {
-    const uint32_t cost = scratch.entry_cost[other];
-    tile_cost += cost;
-    rank += cost > own_cost || (cost == own_cost && other < i);
+    const uint32_t key = scratch.entry_key[other];
+    sum += key;
+    if (key > own_key) ++rank;
   }
   work.entries[granule + first + rank] = {own.lookups + granule, own.i1};
   if (i == first) {
     // In any order within the class: whoever is free takes the next.
-    const uint32_t found = tile_class(tile_cost);
+    const uint32_t found = tile_class(cost_of_keys(sum, first, count));
     const uint32_t number = atomicAdd(work.tile_counts + found, 1u);
     work.tiles[work.first_tiles[found] + number] = {(granule + first) | count << kCountShift,
                                                     i2 | feature << 16};

@@ -57,6 +57,7 @@ __global__ void __launch_bounds__(kPlanThreads, 4)
       order_entry(shared.order, group.features[granule.f], entry.x, entry.y, exists);
   if (exists) {
     shared.plan.sorted[sorted] = {entry.x, entry.y, entry.w & ~kLoneLookup, factor};
+    shared.plan.outer[sorted] = entry.x;
   }
   __syncthreads();
   const int32_t entries = plan_entries(work, shared.plan, granule.first, granule.count);
