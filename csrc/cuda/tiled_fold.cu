@@ -2,6 +2,7 @@
 
 #include "tiled_folding.cuh"
 #include "tiled_kernel_launch.cuh"
+#include "tiled_sort.h"
 
 namespace flowtt::cuda {
 
@@ -14,7 +15,7 @@ cudaError_t launch_tiled_fold(const TiledLaunch& launch) {
   if (error != cudaSuccess) return error;
   return launch_kernel(tiled_fold_kernel, blocks, kFoldThreads, 0, launch.plan.dependent_launch,
                        launch.stream, launch.plan.group, launch.batch, launch.range,
-                       launch.workspace, !launch.plan.three_products);
+                       launch.workspace, whole_sums(launch), !launch.plan.three_products);
 }
 
 }  // namespace flowtt::cuda

@@ -6,6 +6,7 @@
 
 #pragma once
 
+#include "tiled_clearing.cuh"
 #include "tiled_segments.cuh"
 #include "tiled_window.cuh"
 
@@ -15,6 +16,7 @@ namespace flowtt::cuda {
 constexpr int kFoldShift = 9;
 constexpr int kFoldThreads = 1 << kFoldShift;
 constexpr int kFoldWarps = kFoldThreads / 32;
+static_assert(kFoldThreads == kPrepareThreads, "of ClearedVectors");
 
 // In shared memory, of each entry of the chunk unless it says otherwise.
 struct FoldScratch {
@@ -111,9 +113,13 @@ __global__ void __launch_bounds__(kFoldThreads, 2048 / kFoldThreads)
     tiled_fold_kernel(const __grid_constant__ TiledGroup group,
                       const __grid_constant__ BagBatch batch,
                       const __grid_constant__ TiledRange range,
-                      const __grid_constant__ TiledWorkspace workspace, bool rows_are_fp16) {
+                      const __grid_constant__ TiledWorkspace workspace, ClearedVectors sums,
+                      bool rows_are_fp16) {
   __shared__ FoldScratch scratch;
   allow_dependent_launch();
+  // Nothing since the first launch of the call, which has waited for what was ahead of it, reads or
+  // writes them.
+  sums.clear(static_cast<int32_t>(blockIdx.x), static_cast<int32_t>(gridDim.x));
   const uint32_t entry = threadIdx.x;
 #pragma unroll
   for (uint32_t i = 0; i < FoldScratch::kPlaces; i += kFoldThreads) {

@@ -25,7 +25,7 @@ cudaError_t launch_scatter(const TiledLaunch& launch, const ClearedVectors& clea
   pieces.pieces_per_feature = static_cast<int32_t>((samples + bags_per_piece - 1) / bags_per_piece);
   pieces.count = group.count * pieces.pieces_per_feature;
   pieces.bags_per_piece = static_cast<int32_t>(bags_per_piece);
-  pieces.clears_sums = launch.clears_sums && cleared.count == 0;
+  pieces.clears_sums = launch.clears_sums && whole_sums(launch).count == 0;
   const int32_t chunks = max_chunks(launch.plan, launch.lookups());
   const int32_t multiprocessors = launch.plan.multiprocessors;
   // As many other blocks as fit beside those that scatter.
@@ -57,7 +57,9 @@ cudaError_t launch_prepare(const TiledLaunch& launch, const ClearedVectors& clea
 
 template <typename Packing>
 cudaError_t launch_prepare(const TiledLaunch& launch) {
-  return launch_prepare<Packing>(launch, whole_sums(launch));
+  // Folding has time to clear them.
+  return launch_prepare<Packing>(
+      launch, launch.plan.folds ? ClearedVectors{nullptr, 0} : whole_sums(launch));
 }
 
 }  // namespace flowtt::cuda

@@ -11,23 +11,36 @@
 
 namespace flowtt::cuda {
 
+// Whether the lookups of a chunk are written bin after bin: where several have one bin,
+// neighbouring threads then write to neighbouring places.
+constexpr bool writes_by_bin(int32_t bins, int32_t chunk_shift) {
+  return 2 * bins <= 1 << chunk_shift;
+}
+
 // At the start of dynamic shared memory. Small, so that a multiprocessor has room for two blocks of
 // the largest chunks beside what the contraction leaves to the L1 cache.
 struct __align__(16) ScatterScratch {
   SortedChunk chunk;
   BagMarks marks;
+  uint32_t warp_sums[kPrepareWarps];
 
   // Behind it: lookups of the chunk that have been seen of each bin, then where they start.
   __device__ __forceinline__ uint32_t* bins() { return reinterpret_cast<uint32_t*>(this + 1); }
   // Of each lookup of the chunk {outer as in GroupedLookup, i2 | rank within the chunk and the bin
-  // << 16}. A thread reads only what it has written.
+  // << 16}. Unless they are written by
+  // bin, a thread reads only what it has written.
   __device__ __forceinline__ uint2* lookups(const TiledRange& range) {
     return reinterpret_cast<uint2*>(bins() + range.bins);
+  }
+  // Their numbers in the order of their bins, if they are written so.
+  __device__ __forceinline__ uint16_t* order(const TiledRange& range) {
+    return reinterpret_cast<uint16_t*>(lookups(range) + (1 << range.chunk_shift));
   }
 
   static_assert(kMaxChunkShift <= 16);
   static constexpr size_t bytes(int32_t bins, int32_t chunk_shift) {
-    return sizeof(ScatterScratch) + bins * sizeof(uint32_t) + (sizeof(uint2) << chunk_shift);
+    return sizeof(ScatterScratch) + bins * sizeof(uint32_t) + (sizeof(uint2) << chunk_shift) +
+           (writes_by_bin(bins, chunk_shift) ? sizeof(uint16_t) << chunk_shift : 0);
   }
 };
 
@@ -118,6 +131,38 @@ __device__ __forceinline__ void stage_lookups(ScatterScratch& scratch, const Sor
   }
 }
 
+// Finds the order of the lookups by bin. Called by all threads, after a barrier; leaves nothing in
+// the bins, which may be used again after another.
+__device__ __forceinline__ void order_by_bin(ScatterScratch& scratch, const SortedChunk& chunk,
+                                             const IdSplitter& splitter, const TiledRange& range) {
+  static_assert(writes_by_bin(4 * kPrepareThreads, kMaxChunkShift) &&
+                !writes_by_bin(8 * kPrepareThreads, kMaxChunkShift));
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
+  const bool has_bins = 4 * static_cast<int32_t>(threadIdx.x) < range.bins;
+  uint4& own = reinterpret_cast<uint4*>(scratch.bins())[has_bins ? threadIdx.x : 0];
+  const uint4 counts = has_bins ? own : make_uint4(0, 0, 0, 0);
+  const uint32_t sum = counts.x + counts.y + counts.z + counts.w;
+  const uint32_t up_to = inclusive_sum(sum);
+  if (lane == 31) scratch.warp_sums[warp] = up_to;
+  __syncthreads();
+  const uint32_t of_warp = lane < kPrepareWarps ? scratch.warp_sums[lane] : 0;
+  uint4 starts;
+  starts.x = up_to - sum + __reduce_add_sync(kAllLanes, lane < warp ? of_warp : 0);
+  starts.y = starts.x + counts.x;
+  starts.z = starts.y + counts.y;
+  starts.w = starts.z + counts.z;
+  if (has_bins) own = starts;
+  __syncthreads();
+#pragma unroll 4
+  for (int32_t item = threadIdx.x; item < chunk.count; item += kPrepareThreads) {
+    const uint2 lookup = scratch.lookups(range)[item];
+    const uint32_t place =
+        scratch.bins()[splitter.bin_of(lookup.x, lookup.y & 0xffffu)] + (lookup.y >> 16);
+    scratch.order(range)[place] = static_cast<uint16_t>(item);
+  }
+}
+
 // Writes the entries of chunk `number`. Called by all threads of a block.
 __device__ __forceinline__ void scatter_chunk(ScatterScratch& scratch, const TiledGroup& group,
                                               const BagBatch& batch, const TiledRange& range,
@@ -138,7 +183,13 @@ __device__ __forceinline__ void scatter_chunk(ScatterScratch& scratch, const Til
   const bool sorts = !keeps_order(range);
   const uint4* const starts = reinterpret_cast<const uint4*>(
       workspace.bin_starts + static_cast<int64_t>(number) * kMaxTiledBins);
+  const IdSplitter splitter(feature);
+  const bool by_bin = sorts && writes_by_bin(range.bins, range.chunk_shift);
   __syncthreads();  // the bins have been counted
+  if (by_bin) {
+    order_by_bin(scratch, chunk, splitter, range);
+    __syncthreads();
+  }
   wait_for_previous_kernel();
   if (sorts) {
     // All loads are under way before the first is used.
@@ -156,10 +207,10 @@ __device__ __forceinline__ void scatter_chunk(ScatterScratch& scratch, const Til
     }
   }
   __syncthreads();
-  const IdSplitter splitter(feature);
   // Not unrolled, as in count_lookups.
 #pragma unroll 1
-  for (int32_t item = threadIdx.x; item < chunk.count; item += kPrepareThreads) {
+  for (int32_t i = threadIdx.x; i < chunk.count; i += kPrepareThreads) {
+    const int32_t item = by_bin ? scratch.order(range)[i] : i;
     const uint2 lookup = scratch.lookups(range)[item];
     const uint32_t i2 = lookup.y & 0xffffu;
     const uint32_t entry =
