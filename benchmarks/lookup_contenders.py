@@ -58,7 +58,7 @@ class FlowTT:
             output_dtype=workload.output_torch_dtype,
             device=device,
         )
-
+        self.module.keep_packed_cores(mode.keeps_packed_cores)
         largest_slice = max(math.prod(shape[1:]) for shape in workload.spec.core_shapes)
         self._chunk = max(1, _REFERENCE_ELEMENTS // largest_slice)
 

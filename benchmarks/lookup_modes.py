@@ -29,6 +29,7 @@ class Mode:
         settings: switches torch and the operators to this mode.
         phases: in which it differs from other modes.
         repeats_exactly: results are the same bit for bit from run to run.
+        keeps_packed_cores: of a TT module, between lookups.
     """
 
     contender: str
@@ -39,6 +40,7 @@ class Mode:
     settings: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
     phases: tuple[str, ...] = PHASES
     repeats_exactly: bool = False
+    keeps_packed_cores: bool = False
 
     @property
     def key(self) -> str:
@@ -94,9 +96,11 @@ def disabled_mechanisms(mechanisms: Sequence[str]) -> AbstractContextManager[Non
 
 
 # A new mode of the operators is one more line here.
+_FP32 = Mode("flowtt", "fp32", torch.float32, 2e-6, 1e-5, lambda: matmul_tf32(False))
+_TF32 = Mode("flowtt", "tf32", torch.float32, 1e-3, 2e-3, lambda: matmul_tf32(True))
 FLOWTT_MODES = (
-    Mode("flowtt", "fp32", torch.float32, 2e-6, 1e-5, lambda: matmul_tf32(False)),
-    Mode("flowtt", "tf32", torch.float32, 1e-3, 2e-3, lambda: matmul_tf32(True)),
+    _FP32,
+    _TF32,
     # Cores of 16 bits, and like PyTorch's products of such operands no more accurate than they are.
     Mode("flowtt", "fp16", torch.float16, 1e-3, 1e-2, lambda: matmul_tf32(True)),
     Mode("flowtt", "bf16", torch.bfloat16, 1e-2, 5e-2, lambda: matmul_tf32(True)),
@@ -108,6 +112,13 @@ FLOWTT_MODES = (
         3e-5,
         deterministic,
         repeats_exactly=True,
+    ),
+    *(
+        # Training changes the cores in every step, and packs as without.
+        dataclasses.replace(
+            mode, contender="flowtt_packed", phases=("forward",), keeps_packed_cores=True
+        )
+        for mode in (_FP32, _TF32)
     ),
 )
 FBGEMM_MODES = tuple(
@@ -125,6 +136,8 @@ DEFAULT_MODES = (
     "flowtt/tf32",
     "flowtt/bf16",
     "flowtt_deterministic/fp32",
+    "flowtt_packed/fp32",
+    "flowtt_packed/tf32",
     "fbgemm/fp32",
     "fbgemm_no_check/fp32",
     "fbgemm/fp16",

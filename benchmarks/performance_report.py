@@ -165,10 +165,11 @@ def write_report(folder: Path) -> Path:
         "clock; every contender was checked against float64 first. `benchmarks/device_timing.py` "
         "says how times are taken, the JSON files have deciles 1 and 9 too. fp32 is the default "
         "precision (three fp16 products); tf32 and bf16 (cores of 16 bits) take one product. "
-        "deterministic is fp32 under `torch.use_deterministic_algorithms(True)`; no check is "
-        "FBGEMM without its check of the indices, which TT lookups always do. Tables with too few "
-        "lookups to pay for sorting and packing (serving) take the general kernel, in fp32 at "
-        "every precision. EcoRec's times are those of its paper's code on the same card.",
+        "deterministic is fp32 under `torch.use_deterministic_algorithms(True)`; kept is a module "
+        "after `keep_packed_cores()`, whose copies count as memory; no check is FBGEMM without its "
+        "check of the indices, which TT lookups always do. Tables with too few lookups to pay for "
+        "sorting and packing (serving) take the general kernel, in fp32 at every precision. "
+        "EcoRec's times are those of its paper's code on the same card.",
         "\n".join(
             provenance(records, name).replace("{folder}", folder.name)
             for name, records in files.items()

@@ -15,6 +15,8 @@ CONTENDERS = {
     "fp16": ("flowtt", "fp16"),
     "bf16": ("flowtt", "bf16"),
     "deterministic": ("flowtt_deterministic", "fp32"),
+    "fp32, kept": ("flowtt_packed", "fp32"),
+    "tf32, kept": ("flowtt_packed", "tf32"),
     "FBGEMM": ("fbgemm", "fp32"),
     "FBGEMM, no check": ("fbgemm_no_check", "fp32"),
     "FBGEMM, fp16": ("fbgemm", "fp16"),
@@ -190,7 +192,7 @@ def ratios_table(records: Sequence[Record], **setting: object) -> str:
 
 def errors_table(records: Sequence[Record], **setting: object) -> str:
     """Relative errors and peak memory."""
-    columns = ("fp32", "tf32", "fp16", "bf16")
+    columns = ("fp32", "tf32", "fp16", "bf16", "fp32, kept", "tf32, kept")
     found = _by_workload(select(records, **setting), columns)
     rows = []
     for name, here in found.items():

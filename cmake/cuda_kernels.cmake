@@ -1,6 +1,6 @@
 # Adds the CUDA kernels to the target `torchrec_flowtt`, when there are any and a compiler is found.
 # Sources: every csrc/cuda/*.cu (torch-free kernels) and csrc/bindings_cuda.cpp (registration) with
-# csrc/tiled_features.cpp.
+# csrc/packed_cores.cpp and csrc/tiled_features.cpp.
 
 file(GLOB FLOWTT_CUDA_SOURCES CONFIGURE_DEPENDS
   "${CMAKE_CURRENT_SOURCE_DIR}/csrc/cuda/*.cu")
@@ -58,7 +58,8 @@ if(TARGET flowtt_cuda_sm90a_kernels)
   set_target_properties(flowtt_cuda_sm90a_kernels PROPERTIES CUDA_ARCHITECTURES 90a-real)
 endif()
 
-add_library(flowtt_cuda_bindings OBJECT csrc/bindings_cuda.cpp csrc/tiled_features.cpp)
+add_library(flowtt_cuda_bindings OBJECT
+  csrc/bindings_cuda.cpp csrc/packed_cores.cpp csrc/tiled_features.cpp)
 target_include_directories(flowtt_cuda_bindings PRIVATE csrc)
 target_compile_definitions(flowtt_cuda_bindings PRIVATE USE_CUDA)
 target_link_libraries(flowtt_cuda_bindings PRIVATE stable_torch CUDA::cudart_static)

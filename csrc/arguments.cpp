@@ -195,13 +195,9 @@ ScalarType accumulation_dtype(ElementType core_type) {
   return core_type == ElementType::kFloat64 ? ScalarType::Double : ScalarType::Float;
 }
 
-EmbeddingBagArguments parse_embedding_bag_arguments(const std::vector<Tensor>& cores,
-                                                    const Tensor& indices, const Tensor& offsets,
-                                                    const std::optional<Tensor>& per_sample_weights,
-                                                    const std::vector<int64_t>& cores_per_table,
-                                                    const std::vector<int64_t>& num_embeddings,
-                                                    const std::vector<int64_t>& feature_table_map,
-                                                    int64_t pooling_mode) {
+EmbeddingBagArguments parse_tables(const std::vector<Tensor>& cores,
+                                   const std::vector<int64_t>& cores_per_table,
+                                   const std::vector<int64_t>& num_embeddings) {
   EmbeddingBagArguments parsed{};
   check(!cores.empty(), "cores: expected at least one table's cores, got an empty list");
   check(num_embeddings.size() == cores_per_table.size(), "num_embeddings: expected ",
@@ -229,7 +225,18 @@ EmbeddingBagArguments parse_embedding_bag_arguments(const std::vector<Tensor>& c
   }
   check(core == static_cast<int64_t>(cores.size()), "cores: the tables have ", core,
         " cores together, got ", cores.size());
+  return parsed;
+}
 
+EmbeddingBagArguments parse_embedding_bag_arguments(const std::vector<Tensor>& cores,
+                                                    const Tensor& indices, const Tensor& offsets,
+                                                    const std::optional<Tensor>& per_sample_weights,
+                                                    const std::vector<int64_t>& cores_per_table,
+                                                    const std::vector<int64_t>& num_embeddings,
+                                                    const std::vector<int64_t>& feature_table_map,
+                                                    int64_t pooling_mode) {
+  EmbeddingBagArguments parsed = parse_tables(cores, cores_per_table, num_embeddings);
+  const Tensor& first = cores[0];
   check(!feature_table_map.empty(), "feature_table_map: expected at least one feature");
   for (size_t feature = 0; feature < feature_table_map.size(); ++feature) {
     const int64_t table = feature_table_map[feature];
@@ -307,6 +314,25 @@ ElementType parse_output_type(const EmbeddingBagArguments& arguments, ScalarType
   fail("output_dtype: expected ",
        double_cores ? "float64 for float64 cores" : "float32, float16 or bfloat16", ", got ",
        dtype_name(output_dtype));
+}
+
+char* parse_packed_cores(const EmbeddingBagArguments& arguments, const Tensor& packed,
+                         int64_t bytes, bool three_products) {
+  check_same_device(packed, arguments.cores[0], "packed");
+  check(packed.scalar_type() == ScalarType::Byte, "packed: expected dtype uint8, got ",
+        dtype_name(packed.scalar_type()));
+  check(packed.dim() == 1 && packed.is_contiguous(),
+        "packed: expected one contiguous dimension, got shape ", ShapeOf{packed});
+  check(packed.numel() == bytes, "packed: expected the ", bytes,
+        " bytes of these tables' cores for ",
+        three_products ? "three products (fp32 accuracy)" : "one product (TF32 or 16 bits)",
+        ", got ", packed.numel(),
+        "; flowtt::pack_tt_cores and the lookup need the same tables, dtypes and allow_tf32");
+  char* const data = static_cast<char*>(packed.mutable_data_ptr());
+  constexpr uintptr_t kVectorBytes = 16;
+  check(reinterpret_cast<uintptr_t>(data) % kVectorBytes == 0,
+        "packed: expected memory that is aligned to ", kVectorBytes, " bytes");
+  return data;
 }
 
 StridedMatrix parse_grad_output(const EmbeddingBagArguments& arguments, const Tensor& grad_output) {

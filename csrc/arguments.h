@@ -32,6 +32,11 @@ struct EmbeddingBagArguments {
   std::optional<Tensor> per_sample_weights;
 };
 
+// Of tables alone: there are no features and no bags.
+EmbeddingBagArguments parse_tables(const std::vector<Tensor>& cores,
+                                   const std::vector<int64_t>& cores_per_table,
+                                   const std::vector<int64_t>& num_embeddings);
+
 EmbeddingBagArguments parse_embedding_bag_arguments(const std::vector<Tensor>& cores,
                                                     const Tensor& indices, const Tensor& offsets,
                                                     const std::optional<Tensor>& per_sample_weights,
@@ -42,6 +47,11 @@ EmbeddingBagArguments parse_embedding_bag_arguments(const std::vector<Tensor>& c
 
 // Checks the output type asked for: fp32, fp16 or bf16, or fp64 for fp64 cores.
 ElementType parse_output_type(const EmbeddingBagArguments& arguments, ScalarType output_dtype);
+
+// Checks memory with this many bytes of packed cores, in the one or two parts that so many products
+// take. Returns its address.
+char* parse_packed_cores(const EmbeddingBagArguments& arguments, const Tensor& packed,
+                         int64_t bytes, bool three_products);
 
 // Checks grad_output [output_rows, total_columns]; any strides.
 StridedMatrix parse_grad_output(const EmbeddingBagArguments& arguments, const Tensor& grad_output);

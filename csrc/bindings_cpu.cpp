@@ -25,9 +25,18 @@ EmbeddingBagCall cpu_call(const EmbeddingBagArguments& arguments) {
 }
 
 struct Cpu {
+  // Kernels read the cores as they are.
+  static Tensor pack(const EmbeddingBagArguments& arguments, ElementType /*output_type*/,
+                     bool /*allow_tf32*/) {
+    return torch::stable::new_empty(arguments.cores[0], std::vector<int64_t>{0}, ScalarType::Byte);
+  }
+
+  static void repack(const EmbeddingBagArguments& /*arguments*/, ElementType /*output_type*/,
+                     bool /*allow_tf32*/, Tensor& /*packed*/) {}
+
   static void forward(const EmbeddingBagArguments& arguments, Tensor& output,
                       ElementType output_type, bool /*allow_tf32*/, bool /*deterministic*/,
-                      Tensor* /*order*/) {
+                      Tensor* /*order*/, const Tensor* /*packed*/) {
     embedding_bag_forward(cpu_call(arguments), output.data_ptr(), output_type,
                           arguments.total_columns);
   }

@@ -13,6 +13,7 @@
 #include "cuda/deterministic_backward.h"
 #include "cuda/launchers.h"
 #include "cuda_call.h"
+#include "packed_cores.h"
 #include "tiled_features.h"
 
 namespace flowtt {
@@ -189,15 +190,26 @@ void accumulate_core_gradients(const CudaCall& call, const StridedMatrix& grad_o
 }
 
 struct Cuda {
+  static Tensor pack(const EmbeddingBagArguments& arguments, ElementType output_type,
+                     bool allow_tf32) {
+    return pack_cores(CudaCall("pack_tt_cores", arguments), output_type, allow_tf32);
+  }
+
+  static void repack(const EmbeddingBagArguments& arguments, ElementType output_type,
+                     bool allow_tf32, Tensor& packed) {
+    repack_cores(CudaCall("repack_tt_cores", arguments), output_type, allow_tf32, packed);
+  }
+
   static void forward(const EmbeddingBagArguments& arguments, Tensor& output,
-                      ElementType output_type, bool allow_tf32, bool deterministic, Tensor* order) {
+                      ElementType output_type, bool allow_tf32, bool deterministic, Tensor* order,
+                      const Tensor* packed) {
     const CudaCall call("tt_embedding_bag", arguments);
     const cuda::PooledOutput pooled{output.mutable_data_ptr(), output_type,
                                     arguments.total_columns};
     const std::vector<int64_t> remaining =
         look_up_tiled_features(call, pooled, allow_tf32, deterministic,
                                // Of no use to a backward pass that sorts by slice.
-                               deterministic ? nullptr : order);
+                               deterministic ? nullptr : order, packed);
     for_each_feature_group(
         call, remaining, nullptr, cuda::ChainKernel::kRows,
         [&](const FeatureGroup& group, const ChainPlan& plan, void* global_scratch) {

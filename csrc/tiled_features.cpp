@@ -12,6 +12,7 @@
 #include "cuda/tiled_backward.h"
 #include "cuda/tiled_backward_pairs.h"
 #include "cuda/tiled_forward.h"
+#include "packed_cores.h"
 
 namespace flowtt {
 namespace {
@@ -22,6 +23,7 @@ using cuda::Tiling;
 
 struct TiledCandidate {
   Tiling tiling;
+  bool is_kept;  // the table's packed cores are
   int64_t feature;
   int32_t table;
 };
@@ -76,29 +78,10 @@ uint32_t disabled_mechanisms() {
 }
 
 TiledFeature tiled_feature(const EmbeddingBagArguments& arguments, int64_t feature, int32_t table) {
-  const TableShape& shape = arguments.tables[table];
-  const int64_t first_core = arguments.first_core[table];
-  TiledFeature result{};
-  result.num_cores = static_cast<int16_t>(shape.num_cores);
-  for (int k = 0; k < shape.num_cores; ++k) {
-    result.cores[k] = arguments.core_data[first_core + k];
-    result.p[k] = static_cast<int32_t>(shape.p[k]);
-    result.q[k] = static_cast<int16_t>(shape.q[k]);
-    if (k > 0) result.r[k - 1] = static_cast<int16_t>(shape.r[k]);
-  }
-  result.num_embeddings = shape.num_embeddings;
-  result.embedding_dim = static_cast<int32_t>(shape.embedding_dim);
+  TiledFeature result = describe_table(arguments, table);
   result.output_column = arguments.features[feature].column;
   result.feature = static_cast<int32_t>(feature);
-  result.table = table;
   return result;
-}
-
-// Whether operands are kept in two parts of fp16, which costs three products. Cores of 16 bits have
-// no second part, but their intermediates have; an output of 16 bits would not show it.
-bool needs_three_products(ElementType core_type, ElementType output_type, bool allow_tf32) {
-  if (allow_tf32) return false;
-  return core_type == ElementType::kFloat32 || output_type == ElementType::kFloat32;
 }
 
 // Of what is kept of a call's lookups: counters, their entries, then their factors if they have
@@ -132,8 +115,13 @@ cuda::LookupOrder parse_order(const EmbeddingBagArguments& arguments, const Tens
 }  // namespace
 
 std::vector<int64_t> look_up_tiled_features(const CudaCall& call, const cuda::PooledOutput& output,
-                                            bool allow_tf32, bool deterministic, Tensor* order) {
+                                            bool allow_tf32, bool deterministic, Tensor* order,
+                                            const Tensor* packed) {
   const EmbeddingBagArguments& arguments = call.arguments();
+  const bool three_products = needs_three_products(arguments.core_type, output.type, allow_tf32);
+  const std::optional<KeptCores> kept =
+      packed != nullptr ? std::optional(parse_kept_cores(arguments, *packed, three_products))
+                        : std::nullopt;
   const ForwardChoice choice = forward_choice();
   const uint32_t disabled = disabled_mechanisms();
   const int64_t num_features = arguments.bags.num_features;
@@ -150,7 +138,8 @@ std::vector<int64_t> look_up_tiled_features(const CudaCall& call, const cuda::Po
     if (arguments.output_rows > 0 && pays(arguments.tables[table]) &&
         cuda::find_tiling(arguments.core_type, arguments.output_rows, arguments.tables[table],
                           &tiling)) {
-      candidates.push_back({tiling, static_cast<int64_t>(feature), table});
+      const bool is_kept = kept && kept->tables[table].is_packed;
+      candidates.push_back({tiling, is_kept, static_cast<int64_t>(feature), table});
     } else {
       remaining.push_back(static_cast<int64_t>(feature));
     }
@@ -158,25 +147,24 @@ std::vector<int64_t> look_up_tiled_features(const CudaCall& call, const cuda::Po
   // Neighbours share launches, and features of one table its packed cores.
   std::stable_sort(candidates.begin(), candidates.end(),
                    [](const TiledCandidate& left, const TiledCandidate& right) {
-                     const auto key = [](const TiledCandidate& candidate) {
-                       const Tiling& tiling = candidate.tiling;
-                       return std::tuple(tiling.kind, tiling.rank1, tiling.rank2, tiling.q3,
-                                         tiling.exact, candidate.table);
-                     };
-                     return key(left) < key(right);
+                     return std::tie(left.tiling, left.is_kept, left.table) <
+                            std::tie(right.tiling, right.is_kept, right.table);
                    });
   for (size_t first = 0; first < candidates.size();) {
     TiledPlan plan{};
     plan.tiling = candidates[first].tiling;
     plan.core_type = arguments.core_type;
-    plan.three_products = needs_three_products(arguments.core_type, output.type, allow_tf32);
+    plan.three_products = three_products;
     plan.deterministic = deterministic;
     plan.disabled = disabled;
+    if (candidates[first].is_kept) plan.kept = kept->memory;
     size_t end = first;
     while (end < candidates.size() && candidates[end].tiling == plan.tiling &&
+           candidates[end].is_kept == candidates[first].is_kept &&
            plan.group.count < cuda::kTiledFeaturesPerLaunch) {
-      plan.group.features[plan.group.count++] =
-          tiled_feature(arguments, candidates[end].feature, candidates[end].table);
+      TiledFeature& feature = plan.group.features[plan.group.count++];
+      feature = tiled_feature(arguments, candidates[end].feature, candidates[end].table);
+      if (candidates[first].is_kept) kept->find_cores(&feature);
       ++end;
     }
     plan.wants_order = order != nullptr && end - first == arguments.features.size();

@@ -20,8 +20,10 @@ namespace flowtt {
 // checkpoints. `deterministic`: results are equal, bit by bit, from run to run.
 // `order`: null, or becomes what differentiate_tiled_features takes, if one launch takes all
 // features; otherwise it is left as it is.
+// `packed`: null, or the tables' packed cores (packed_cores.h).
 std::vector<int64_t> look_up_tiled_features(const CudaCall& call, const cuda::PooledOutput& output,
-                                            bool allow_tf32, bool deterministic, Tensor* order);
+                                            bool allow_tf32, bool deterministic, Tensor* order,
+                                            const Tensor* packed);
 
 // Where the gradients of core k of a table are added up, and its slices that were looked up.
 using FindGradient = std::function<std::pair<float*, uint8_t*>(int32_t table, int k)>;

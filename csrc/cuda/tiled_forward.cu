@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "device_attributes.h"
+#include "tiled_packed_cores.h"
 #include "tiled_sort.h"
 #include "tiled_tilings.h"
 #include "wide_tilings.h"
@@ -46,9 +47,12 @@ TiledWorkspace place_workspace(const TiledPlan& plan, const PooledOutput& output
   const int64_t buffered = plan.row_slots > 0 ? plan.lookups_per_range : 0;
   const int64_t pieces = buffered / kPoolPiece;
   TiledWorkspace workspace{};
-  workspace.packed_high = layout->take<__half>(plan.packed_halves);
-  workspace.packed_low = layout->take<__half>(plan.three_products ? plan.packed_halves : 0);
-  workspace.exponents = layout->take<int32_t>(plan.num_exponents);
+  const PackedCores packed = plan.kept.high != nullptr
+                                 ? plan.kept
+                                 : take_packed_cores(plan.packed, plan.three_products, layout);
+  workspace.packed_high = packed.high;
+  workspace.packed_low = packed.low;
+  workspace.exponents = packed.exponents;
   // What is only sorted with is dead before anything is written to rows or checkpoints.
   const int64_t chunks = max_chunks(plan, plan.lookups_per_range);
   const int64_t sort_bytes =
@@ -150,19 +154,15 @@ void plan_rows(const BagBatch& batch, TiledPlan* plan) {
 }
 
 void plan_packing(TiledPlan* plan) {
-  plan->packed_halves = 0;
-  plan->num_exponents = 0;
+  plan->packed = {};
   plan->group.pack_blocks = 0;
   plan->bins = 0;
   for (int32_t f = 0; f < plan->group.count; ++f) {
     TiledFeature& feature = plan->group.features[f];
     feature.first_pack_block = plan->group.pack_blocks;
-    set_three_cores(&feature);
-    for (int k = 0; k < feature.num_cores; ++k) {
-      feature.slice_halves[k] =
-          static_cast<uint32_t>(packed_slice_halves(plan->tiling, feature, k));
-    }
+    set_packed_slices(plan->tiling, &feature);
     plan->bins = std::max(plan->bins, set_sort_order(most_bins(*plan), &feature));
+    if (plan->kept.high != nullptr) continue;  // the caller has placed and packed its cores
     // A feature that shares its predecessor's cores has no packing pieces: the search for a piece's
     // feature takes the last one that starts there.
     if (f > 0 && plan->group.features[f - 1].table == feature.table) {
@@ -171,13 +171,7 @@ void plan_packing(TiledPlan* plan) {
       std::copy(owner.exponents, owner.exponents + kMaxCores, feature.exponents);
       continue;
     }
-    for (int k = 0; k < feature.num_cores; ++k) {
-      feature.packed[k] = static_cast<uint32_t>(plan->packed_halves);
-      feature.exponents[k] = static_cast<int32_t>(plan->num_exponents);
-      plan->packed_halves +=
-          round_up(int64_t{feature.p[k]} * feature.slice_halves[k], kWorkspaceAlignment / 2);
-      plan->num_exponents += feature.p[k];
-    }
+    place_packed_cores(&feature, &plan->packed);
     plan->group.pack_blocks += static_cast<int32_t>(packing_pieces(plan->tiling, feature));
   }
 }
@@ -235,7 +229,7 @@ cudaError_t launch_tiled_forward(const TiledPlan& plan, const BagBatch& batch,
   range.chunk_shift = plan.chunk_shift;
   range.bins = plan.bins;
   set_bag_length(batch, &range);
-  bool packs_cores = true;
+  bool packs_cores = plan.kept.high == nullptr;
   for (int64_t sample = 0; sample < batch.batch_size; sample += plan.samples_per_range) {
     range.first_sample = sample;
     range.end_sample = std::min(batch.batch_size, sample + plan.samples_per_range);

@@ -5,6 +5,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <compare>
+
 #include "tiled_params.h"
 
 namespace flowtt::cuda {
@@ -31,7 +33,20 @@ struct Tiling {
   int32_t rank2;
   int32_t q3;
   bool exact;  // q = (4, 4, q3): rows are whole vectors
-  bool operator==(const Tiling&) const = default;
+  auto operator<=>(const Tiling&) const = default;
+};
+
+// Packed cores of tables, as in TiledWorkspace.
+struct PackedCores {
+  __half* high;
+  __half* low;
+  int32_t* exponents;
+};
+
+// How much that is.
+struct PackedSizes {
+  int64_t halves;  // of `high`, and of `low` if there is one
+  int64_t exponents;
 };
 
 // False where the general kernel has to do it. From the sizes alone.
@@ -44,21 +59,22 @@ bool tiling_pays(int64_t lookups, int64_t features, const TableShape& shape);
 
 struct TiledPlan {
   // Set by the caller. Of the features: cores, num_embeddings, output_column, p, q, r, num_cores,
-  // embedding_dim, feature, table. Features of one table must be neighbours.
+  // embedding_dim, feature, table; packed and exponents too where `kept` is set. Features of one
+  // table must be neighbours.
   Tiling tiling;
   ElementType core_type;
   bool three_products;
   bool deterministic;  // every sum in the same order in every run
   uint32_t disabled;   // mechanisms, see tiled_params.h
   bool wants_order;    // of the lookups, see saves_order
+  PackedCores kept;    // packed before, of all features; null: the call packs its cores
   TiledGroup group;
   // Set by plan_tiled_forward.
   int64_t lookups_per_range;
   int64_t samples_per_range;
-  int32_t chunk_shift;  // as in TiledRange
-  int32_t bins;         // as in TiledRange
-  int64_t packed_halves;
-  int64_t num_exponents;
+  int32_t chunk_shift;            // as in TiledRange
+  int32_t bins;                   // as in TiledRange
+  PackedSizes packed;             // in the workspace
   int64_t row_slots;              // 0: rows of bags are added to their sums
   bool folds;                     // equal ids are folded before the contraction
   uint32_t single_slots;          // as in TiledWorkspace

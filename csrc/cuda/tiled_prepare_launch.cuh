@@ -17,7 +17,7 @@ template <typename Packing>
 cudaError_t launch_scatter(const TiledLaunch& launch, const ClearedVectors& cleared) {
   const TiledRange& range = launch.range;
   const TiledGroup& group = launch.plan.group;
-  const int64_t samples = range.end_sample - range.first_sample;
+  const int64_t samples = launch.samples();
   const int64_t bags_per_piece = std::clamp<int64_t>(
       samples * group.count / kMaxClearingPieces / kPrepareWarps * kPrepareWarps, kPrepareWarps,
       kMaxBagsPerPiece);
@@ -57,6 +57,7 @@ cudaError_t launch_prepare(const TiledLaunch& launch, const ClearedVectors& clea
 
 template <typename Packing>
 cudaError_t launch_prepare(const TiledLaunch& launch) {
+  if (launch.samples() == 0) return launch_scatter<Packing>(launch, {nullptr, 0});
   // Folding has time to clear them.
   return launch_prepare<Packing>(
       launch, launch.plan.folds ? ClearedVectors{nullptr, 0} : whole_sums(launch));

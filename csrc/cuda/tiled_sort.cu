@@ -13,7 +13,7 @@ ClearedVectors whole_sums(const TiledLaunch& launch) {
   const TiledPlan& plan = launch.plan;
   // Where most bags have one lookup, few sums need it.
   if (!launch.clears_sums || plan.row_slots == 0) return {nullptr, 0};
-  const int64_t samples = launch.range.end_sample - launch.range.first_sample;
+  const int64_t samples = launch.samples();
   const int64_t stride = launch.output.row_stride;
   float* sums = launch.workspace.sums;
   if (sums == nullptr) {

@@ -20,9 +20,6 @@ namespace {
 constexpr int32_t kMaxTiledRank = 32;
 constexpr int32_t kMaxTiledColumns = 8;  // q3
 
-// Kernels address packed cores with 32 bits of bytes.
-constexpr int64_t kMaxPackedHalves = (int64_t{1} << 31) - 1;
-
 // What the two ways cost on an H200, in picoseconds: the general kernel a lookup and a byte of the
 // slices that it reads, the tiled ones their launches and a byte of the cores that they pack.
 constexpr double kGeneralLookup = 1000.0;

@@ -6,6 +6,9 @@
 
 namespace flowtt::cuda {
 
+// Kernels address packed cores with 32 bits of bytes. Of all tables that one launch may find.
+inline constexpr int64_t kMaxPackedHalves = (int64_t{1} << 31) - 1;
+
 // Describes a feature of two or four cores as one of three, which all kernels work on: the third of
 // two cores has one slice of one element that is not there, and the last two of four are contracted
 // in pairs (suffix_pairs.cuh). Sorting sees the digits of three cores too.

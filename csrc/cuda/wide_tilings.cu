@@ -70,12 +70,11 @@ bool find_wide_tiling(const TableShape& shape, Tiling* tiling) {
     tiling->rank1 = tiling->rank2 = static_cast<int32_t>((rank + 31) / 32 * 32);
     tiling->q3 = 0;
   }
-  // Kernels address packed cores with 32 bits of halves.
   const TiledFeature feature = three_core_feature(shape);
   int64_t packed_halves = 0;
   for (int k = 0; k < 3; ++k)
     packed_halves += feature.p[k] * wide_slice_halves(*tiling, feature, k);
-  return packed_halves <= ((int64_t{1} << 31) - 1) / kTiledFeaturesPerLaunch;
+  return packed_halves <= kMaxPackedHalves / kTiledFeaturesPerLaunch;
 }
 
 void set_three_cores(TiledFeature* feature) {

@@ -45,6 +45,7 @@ def test_small_workloads_on_the_cpu_give_complete_records(tmp_path: Path) -> Non
     both = ("forward", "training")
     contenders = [("flowtt", "fp32", both), ("flowtt", "tf32", both)]
     contenders += [("flowtt", "bf16", both), ("flowtt_deterministic", "fp32", both)]
+    contenders += [("flowtt_packed", precision, ("forward",)) for precision in ("fp32", "tf32")]
     contenders += [("fbgemm", "fp32", both), ("fbgemm_no_check", "fp32", both)]
     contenders += [("fbgemm", "fp16", both)]
     keys = ("workload", "contender", "precision", "phase")

@@ -69,7 +69,8 @@ def _write_sources() -> list[Path]:
     names = [
         *csrc.glob("*.h"),
         *csrc.glob("cuda/*"),
-        *(csrc / name for name in ("arguments.cpp", "bindings_cuda.cpp", "tiled_features.cpp")),
+        *(csrc / f"{name}.cpp" for name in ("arguments", "packed_cores", "tiled_features")),
+        csrc / "bindings_cuda.cpp",
     ]
     written = set()
     for path in names:

@@ -200,6 +200,31 @@ def batches_without_lookups() -> None:
     compare_state(model, reference, 1e-7)
 
 
+def kept_packed_cores() -> None:
+    """Copies follow the steps, table-wise and data-parallel."""
+    tables = tt_and_fbgemm_tables()
+    reference = Reference(tables)
+    model = shard(tables, ADAGRAD)
+    model.load_state_dict(reference.state_dict())
+    collection = model.module.sparse
+    collection.keep_packed_cores()
+    packed = [kernel.emb_module._packed_cores for kernel in collection._tt_kernels()]
+    dense = torch.optim.Adagrad(dense_parameters(model), lr=0.05)
+    for step in range(3):
+        features = batch(tables, dist.get_rank(), step)
+        with torch.no_grad():
+            kept = in_order(model, features, reference)
+        assert packed and all(copies._packing is not None for copies in packed)
+        output = in_order(model, features, reference)
+        assert torch.equal(kept, output)
+        dense.zero_grad()
+        target(output, step).backward()
+        dense.step()
+        collection.refresh_packed_cores()
+    collection.keep_packed_cores(False)
+    assert not any(kernel.emb_module._packed_cores for kernel in collection._tt_kernels())
+
+
 def half_precision_communication() -> None:
     tables = [Table("tt_a", "tw0", ["a"]), Table("tt_b", "tw1", ["b"])]
     reference = Reference(tables)
@@ -283,6 +308,7 @@ if __name__ == "__main__":
             "ranks_differ_in_batch_size": ranks_differ_in_batch_size,
             "rank_without_examples": rank_without_examples,
             "batches_without_lookups": batches_without_lookups,
+            "kept_packed_cores": kept_packed_cores,
             "half_precision_communication": half_precision_communication,
             "row_wise_mean_beside_tt_sum": row_wise_mean_beside_tt_sum,
             "variable_batch_table_wise": variable_batch_table_wise,

@@ -44,6 +44,21 @@ def test_output_and_gradients(weighted: bool) -> None:
         )
 
 
+def test_kept_packed_cores() -> None:
+    ebc = collection(TABLES)
+    features = batch(TABLES, rank=0, step=0)
+    with torch.no_grad():
+        expected = ebc(features).values()
+        ebc.keep_packed_cores()
+        for _ in range(2):
+            assert torch.equal(ebc(features).values(), expected)
+            ebc.refresh_packed_cores()
+    bags = [ebc.embedding_bags[table] for table in ebc.tt_tables()]
+    assert len(bags) == 2 and all(bag._packed_cores is not None for bag in bags)
+    ebc.keep_packed_cores(False)
+    assert all(bag._packed_cores is None for bag in bags)
+
+
 def test_state_dict_keys() -> None:
     keys = {f"embedding_bags.tt_a.tt_cores.{k}" for k in range(3)}
     keys |= {f"embedding_bags.tt_b.tt_cores.{k}" for k in range(2)}

@@ -15,6 +15,7 @@ CHECKS = [
     "ranks_differ_in_batch_size",
     "rank_without_examples",
     "batches_without_lookups",
+    "kept_packed_cores",
     "half_precision_communication",
     "row_wise_mean_beside_tt_sum",
     "variable_batch_table_wise",

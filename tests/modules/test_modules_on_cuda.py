@@ -110,6 +110,78 @@ def test_a_captured_step_follows_the_learning_rate() -> None:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.fixture
+def tiled(monkeypatch: pytest.MonkeyPatch) -> TableBatchedFlowTTEmbeddingBags:
+    """Tables that keep packed cores, which small lookups would have no use for."""
+    monkeypatch.setenv("FLOWTT_CUDA_FORWARD", "tiled")
+    tables = make_tables(OptimType.EXACT_SGD).cuda()
+    tables.keep_packed_cores()
+    return tables
+
+
+def test_kept_packed_cores_follow_the_steps(tiled: TableBatchedFlowTTEmbeddingBags) -> None:
+    plain = copy.deepcopy(tiled)
+    plain.keep_packed_cores(False)
+    for step in range(3):
+        batch = tuple(tensor.cuda() for tensor in make_batch(step))
+        with torch.no_grad():
+            for _ in range(2):
+                torch.testing.assert_close(tiled(*batch), plain(*batch), rtol=1e-5, atol=1e-5)
+        for model in (tiled, plain):
+            model(*batch).square().sum().backward()
+    assert tiled._packed_cores is not None and tiled._packed_cores.nbytes > 0
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with torch.no_grad():
+            tiled(*batch)
+            tiled.refresh_packed_cores()
+            tiled(*batch)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    tiled.cpu()
+    assert tiled._packed_cores.nbytes == 0
+
+
+def test_a_graph_reads_the_kept_copy(tiled: TableBatchedFlowTTEmbeddingBags) -> None:
+    indices, offsets, _ = (tensor.cuda() for tensor in make_batch(0))
+
+    def expected() -> Tensor:
+        plain = copy.deepcopy(tiled)
+        plain.keep_packed_cores(False)
+        return plain(indices, offsets)
+
+    def change() -> None:
+        for core in tiled.tt_cores:
+            core.mul_(1.5)
+
+    def captured() -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            output = tiled(indices, offsets)
+        return graph, output
+
+    with torch.no_grad():
+        before = tiled(indices, offsets).clone()
+        graph, output = captured()
+        change()
+        graph.replay()
+        torch.testing.assert_close(output, before, rtol=1e-5, atol=1e-5)
+        tiled.refresh_packed_cores()
+        graph.replay()
+        torch.testing.assert_close(output, expected(), rtol=1e-5, atol=1e-5)
+        change()
+        tiled(indices, offsets)
+        graph.replay()
+        torch.testing.assert_close(output, expected(), rtol=1e-5, atol=1e-5)
+        # Captured while the copy is out of date: the packing is in the graph.
+        change()
+        graph, output = captured()
+        for _ in range(2):
+            change()
+            graph.replay()
+            torch.testing.assert_close(output, expected(), rtol=1e-5, atol=1e-5)
+
+
 def test_autocast_and_initialisation() -> None:
     bag = FlowTTEmbeddingBag(ADS, device="cuda")
     assert second_moment(list(bag.tt_cores)) == pytest.approx(1 / 66, rel=1e-5)

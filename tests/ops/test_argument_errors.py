@@ -28,6 +28,16 @@ def forward(call: Call, output_dtype: torch.dtype = torch.float32, **changes: An
     ops.tt_embedding_bag(call.cores, *bags.arguments(), output_dtype, False, False)
 
 
+def test_packing(call: Call) -> None:
+    tables = (call.cores, *call.bags.arguments()[3:5])
+    with pytest.raises(ValueError, match="output_dtype: expected float32, float16 or bfloat16"):
+        ops.pack_tt_cores(*tables, torch.float64, False)
+    with pytest.raises(ValueError, match="the tables have 3 cores together, got 5"):
+        ops.pack_tt_cores(call.cores, [3], [60], torch.float32, False)
+    with pytest.raises(ValueError, match="num_embeddings: expected 2 values, one per table, got 1"):
+        ops.repack_tt_cores(torch.empty(0), *tables[:2], [60], torch.float32, False)
+
+
 @pytest.mark.parametrize("value", [-1, 11, 2**40])
 def test_index_out_of_range(call: Call, value: int) -> None:
     call.bags.indices[-1] = value

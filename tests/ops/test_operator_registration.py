@@ -52,6 +52,42 @@ def test_opcheck_forward_with_order() -> None:
     assert order.numel() == 0 and order.dtype == torch.uint8
 
 
+def test_opcheck_packed_cores() -> None:
+    call = mixed_call(torch.float32)
+    tables = (call.cores, *call.bags.arguments()[3:5], torch.float32, False)
+    torch.library.opcheck(ops.pack_tt_cores.default, tables)
+    packed = ops.pack_tt_cores(*tables)
+    assert packed.dtype == torch.uint8 and packed.numel() == 0
+    torch.library.opcheck(ops.repack_tt_cores.default, (packed, *tables))
+    arguments = (*call.bags.arguments(), torch.float32, False, False)
+    torch.library.opcheck(ops.tt_embedding_bag_packed.default, (call.cores, packed, *arguments))
+    output = ops.tt_embedding_bag_packed(call.cores, packed, *arguments)
+    assert torch.equal(output, ops.tt_embedding_bag(call.cores, *arguments))
+
+
+def test_packed_cores_have_no_derivative() -> None:
+    call = leaves(mixed_call(torch.float32))
+    arguments = (*call.bags.arguments(), torch.float32, False, False)
+    packed = ops.pack_tt_cores(call.cores, *arguments[3:5], torch.float32, False)
+    output = ops.tt_embedding_bag_packed(call.cores, packed, *arguments)
+    with pytest.raises(RuntimeError, match="tt_embedding_bag_packed has no derivative"):
+        output.sum().backward()
+
+
+def test_compiled_packing() -> None:
+    call = mixed_call(torch.float32)
+    arguments = (*call.bags.arguments(), torch.float32, False, False)
+
+    def lookup(cores: list[Tensor]) -> Tensor:
+        packed = ops.pack_tt_cores(cores, *arguments[3:5], torch.float32, False)
+        return ops.tt_embedding_bag_packed(cores, packed, *arguments)
+
+    # How much is packed only the library knows.
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        compiled = torch.compile(lookup, backend="aot_eager", fullgraph=True)
+        assert torch.equal(compiled(call.cores), lookup(call.cores))
+
+
 @pytest.mark.parametrize("operator", ["tt_embedding_bag_backward", "tt_embedding_bag_weights_grad"])
 def test_opcheck_gradients(operator: str) -> None:
     call = mixed_call(torch.float32)

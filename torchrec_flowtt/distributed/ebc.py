@@ -146,6 +146,20 @@ class FlowTTEmbeddingBagCollection(EmbeddingBagCollection):
             raise KeyError(f"no TT table {table!r}; TT tables are {sorted(self.tt_tables())}")
         return list(cast(FlowTTEmbeddingBag, self.embedding_bags[table]).tt_cores)
 
+    def keep_packed_cores(self, keep: bool = True) -> None:
+        """Keeps packed copies of the TT-cores between lookups without a gradient; off at first.
+
+        Of all TT tables; see :class:`~torchrec_flowtt.modules.packed_cores.KeepsPackedCores`. A
+        sharded collection has this method too, and starts without copies.
+        """
+        for table in self.tt_tables():
+            cast(FlowTTEmbeddingBag, self.embedding_bags[table]).keep_packed_cores(keep)
+
+    def refresh_packed_cores(self) -> None:
+        """Packs the TT-cores again, in place; after changes through ``.data``, for example."""
+        for table in self.tt_tables():
+            cast(FlowTTEmbeddingBag, self.embedding_bags[table]).refresh_packed_cores()
+
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Initialise every table by its configuration; does nothing on the meta device."""

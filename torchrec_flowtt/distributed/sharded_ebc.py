@@ -134,6 +134,16 @@ class ShardedFlowTTEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         """The optimizers that step inside the backward pass, TT and FBGEMM."""
         return self._stateful_optimizer
 
+    def keep_packed_cores(self, keep: bool = True) -> None:
+        """As the unsharded collection's method, of the TT tables that this rank looks up."""
+        for kernel in self._tt_kernels():
+            kernel.emb_module.keep_packed_cores(keep)
+
+    def refresh_packed_cores(self) -> None:
+        """As the unsharded collection's method, of the TT tables that this rank looks up."""
+        for kernel in self._tt_kernels():
+            kernel.emb_module.refresh_packed_cores()
+
     def _exempt_from_late_mean_pooling(self, plan: Mapping[str, ParameterSharding]) -> None:
         # Only row-wise tables are pooled by mean after the all-to-all; see the function called.
         late = compat.summed_row_wise_features(self)

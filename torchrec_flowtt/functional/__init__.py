@@ -9,10 +9,12 @@ from torchrec_flowtt.functional.embedding_bag import (
     tt_embedding_bag,
 )
 from torchrec_flowtt.functional.fused_update import FusedUpdate
+from torchrec_flowtt.functional.packed_cores import PackedCores
 from torchrec_flowtt.functional.pooling import PoolingMode
 
 __all__ = [
     "FusedUpdate",
+    "PackedCores",
     "PoolingMode",
     "rows",
     "table_batched_tt_embedding_bag",

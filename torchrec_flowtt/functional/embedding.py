@@ -14,6 +14,7 @@ from torchrec_flowtt.functional.embedding_bag import (
     checked_output_dtype,
 )
 from torchrec_flowtt.functional.lookup import BatchedLookup
+from torchrec_flowtt.functional.packed_cores import PackedCores
 from torchrec_flowtt.functional.pooling import PoolingMode
 
 __all__ = ["tt_embedding"]
@@ -25,6 +26,7 @@ def tt_embedding(
     *,
     num_embeddings: int | None = None,
     output_dtype: torch.dtype | None = None,
+    packed: PackedCores | None = None,
 ) -> Tensor:
     """Rows of one TT table, without reconstructing the table.
 
@@ -38,6 +40,7 @@ def tt_embedding(
             float64. Differentiable, once.
         num_embeddings: N, rows of the table; default all that the cores can represent.
         output_dtype: dtype of the result; default the cores'. float64 for float64 cores only.
+        packed: what keeps packed copies of `cores` for lookups without a gradient on CUDA.
 
     Returns:
         ``[*, D]``, with the shape of `indices` in place of ``*``.
@@ -63,5 +66,5 @@ def tt_embedding(
     )
     # One bag with all indices. Computed on the device: no copy has to wait for the other side.
     offsets = torch.arange(2, device=indices.device) * flat.numel()
-    output = batched_lookup(flat, offsets, None, cores, lookup, None)
+    output = batched_lookup(flat, offsets, None, cores, lookup, packed=packed)
     return output.reshape(*indices.shape, output.shape[1])

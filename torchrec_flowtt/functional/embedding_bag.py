@@ -18,6 +18,7 @@ from torchrec_flowtt.functional.cores import (
 )
 from torchrec_flowtt.functional.fused_update import FusedUpdate, fused_lookup
 from torchrec_flowtt.functional.lookup import BatchedLookup, look_up
+from torchrec_flowtt.functional.packed_cores import PackedCores
 from torchrec_flowtt.functional.pooling import PoolingMode
 from torchrec_flowtt.shapes.arguments import checked_integer
 
@@ -40,6 +41,7 @@ def tt_embedding_bag(
     per_sample_weights: Tensor | None = None,
     include_last_offset: bool = False,
     output_dtype: torch.dtype | None = None,
+    packed: PackedCores | None = None,
 ) -> Tensor:
     """Sums or averages bags of rows of one TT table without reconstructing the table.
 
@@ -60,6 +62,7 @@ def tt_embedding_bag(
         per_sample_weights: a factor for each row, shaped as `indices`, floating. Differentiable.
         include_last_offset: whether `offsets` ends with nnz.
         output_dtype: dtype of the result; default the cores'. float64 for float64 cores only.
+        packed: what keeps packed copies of `cores` for lookups without a gradient on CUDA.
 
     Returns:
         ``[B, D]``.
@@ -108,7 +111,7 @@ def tt_embedding_bag(
             pooling_mode=int(PoolingMode.of_bags(mode)),
             output_dtype=checked_output_dtype(output_dtype, cores[0].dtype),
         ),
-        None,
+        packed=packed,
     )
 
 
@@ -123,6 +126,7 @@ def table_batched_tt_embedding_bag(
     per_sample_weights: Tensor | None = None,
     output_dtype: torch.dtype | None = None,
     update: FusedUpdate | None = None,
+    packed: PackedCores | None = None,
 ) -> Tensor:
     """Looks up F features in T TT tables in one call; bags as in FBGEMM's TBE.
 
@@ -143,6 +147,7 @@ def table_batched_tt_embedding_bag(
             features together, instead of returning their gradients. Every core must then require
             a gradient, which anchors the call in the autograd graph; without gradient mode, or if
             no core requires one, nothing is updated.
+        packed: what keeps packed copies of `cores` for lookups without a gradient on CUDA.
 
     Returns:
         ``[B, D_0 + D_1 + ..]``, the features' columns side by side; without pooling ``[nnz, D]``,
@@ -213,7 +218,9 @@ def table_batched_tt_embedding_bag(
         output_dtype=checked_output_dtype(output_dtype, cores[0][0].dtype),
     )
     flat_cores = [core for table_cores in cores for core in table_cores]
-    return batched_lookup(indices, offsets, per_sample_weights, flat_cores, lookup, update)
+    return batched_lookup(
+        indices, offsets, per_sample_weights, flat_cores, lookup, update=update, packed=packed
+    )
 
 
 def batched_lookup(
@@ -222,7 +229,9 @@ def batched_lookup(
     per_sample_weights: Tensor | None,
     cores: Sequence[Tensor],
     lookup: BatchedLookup,
-    update: FusedUpdate | None,
+    *,
+    update: FusedUpdate | None = None,
+    packed: PackedCores | None = None,
 ) -> Tensor:
     """The part of :func:`table_batched_tt_embedding_bag` that depends on the batch.
 
@@ -268,7 +277,7 @@ def batched_lookup(
                 f"{len(cores)} that do, but not core {core} of table {table}; a table that is to "
                 "be frozen alone needs a lookup of its own"
             )
-    return look_up(lookup, indices, offsets, per_sample_weights, cores)
+    return look_up(lookup, indices, offsets, per_sample_weights, cores, packed)
 
 
 def _place_of_core(number: int, cores_per_table: Sequence[int]) -> tuple[int, int]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchrec_flowtt.functional.packed_cores import PackedCores
 from torchrec_flowtt.functional.torch_settings import determinism_required, tf32_allowed
 from torchrec_flowtt.ops.autograd import gradients
 
@@ -42,21 +43,26 @@ def look_up(
     offsets: Tensor,
     per_sample_weights: Tensor | None,
     cores: Sequence[Tensor],
+    packed: PackedCores | None = None,
 ) -> Tensor:
     """The lookup, without checks; differentiable once.
 
-    In eager execution the backward has the order into which the forward has sorted the lookups;
-    a graph of ``torch.compile`` has the plain operators.
+    In eager execution the backward has the order into which the forward has sorted the lookups, and
+    one without a gradient takes `packed`; a graph of ``torch.compile`` has the plain operators.
     """
     tensors = cores if per_sample_weights is None else (*cores, per_sample_weights)
     is_differentiated = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    is_eager = not torch.compiler.is_compiling()
     output: Tensor
-    if is_differentiated and not torch.compiler.is_compiling():
+    if is_differentiated and is_eager:
         output, _ = _OrderedLookup.apply(lookup, indices, offsets, per_sample_weights, *cores)
+        return output
+    arguments = _forward_arguments(lookup, indices, offsets, per_sample_weights, cores)
+    kept = packed.current(cores, lookup) if packed is not None and is_eager else None
+    if kept is not None:
+        output = torch.ops.flowtt.tt_embedding_bag_packed(cores, kept, *arguments[1:])
     else:
-        output = torch.ops.flowtt.tt_embedding_bag(
-            *_forward_arguments(lookup, indices, offsets, per_sample_weights, cores)
-        )
+        output = torch.ops.flowtt.tt_embedding_bag(*arguments)
     return output
 
 

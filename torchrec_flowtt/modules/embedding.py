@@ -69,6 +69,7 @@ class FlowTTEmbedding(TTTable):
                 list(self.tt_cores),
                 num_embeddings=self.spec.num_embeddings,
                 output_dtype=self._lookup_dtype,
+                packed=self._packed_cores,
             )
         except NAMED_ERRORS as error:
             raise named_table(error, self.spec.name) from None

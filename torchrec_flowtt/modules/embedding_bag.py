@@ -124,6 +124,7 @@ class FlowTTEmbeddingBag(TTTable):
                 per_sample_weights=per_sample_weights,
                 include_last_offset=self.include_last_offset,
                 output_dtype=self._lookup_dtype,
+                packed=self._packed_cores,
             )
         except NAMED_ERRORS as error:
             raise named_table(error, self.spec.name) from None

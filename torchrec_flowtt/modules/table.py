@@ -13,6 +13,7 @@ from torchrec_flowtt.functional import rows, to_dense
 from torchrec_flowtt.functional.cores import CORE_DTYPES
 from torchrec_flowtt.functional.embedding_bag import checked_output_dtype
 from torchrec_flowtt.modules.initialization import default_variance, initialize_tt_cores_
+from torchrec_flowtt.modules.packed_cores import KeepsPackedCores
 from torchrec_flowtt.shapes import TTSpec
 from torchrec_flowtt.shapes.arguments import table_label
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["TTTable"]
 
 
-class TTTable(nn.Module):
+class TTTable(KeepsPackedCores):
     """A table that is stored as TT-cores; subclasses say how it is looked up.
 
     Args:

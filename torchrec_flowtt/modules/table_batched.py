@@ -15,12 +15,13 @@ from torchrec_flowtt.functional.lookup import BatchedLookup
 from torchrec_flowtt.modules.initialization import default_variance, initialize_tt_cores_
 from torchrec_flowtt.modules.lookup_errors import NAMED_ERRORS, named_in_batch
 from torchrec_flowtt.modules.optimizers import OptimizerConfig, OptimType
+from torchrec_flowtt.modules.packed_cores import KeepsPackedCores
 from torchrec_flowtt.shapes import TTSpec
 
 __all__ = ["TableBatchedFlowTTEmbeddingBags"]
 
 
-class TableBatchedFlowTTEmbeddingBags(nn.Module):
+class TableBatchedFlowTTEmbeddingBags(KeepsPackedCores):
     """T TT tables of any shapes, looked up by F features in one operator call.
 
     With a fused optimizer (any but ``NONE``) each backward is one optimizer step on the gradient
@@ -286,7 +287,13 @@ class TableBatchedFlowTTEmbeddingBags(nn.Module):
         )
         try:
             return batched_lookup(
-                indices, offsets, per_sample_weights, cores, lookup, self._fused_update()
+                indices,
+                offsets,
+                per_sample_weights,
+                cores,
+                lookup,
+                update=self._fused_update(),
+                packed=self._packed_cores,
             )
         except NAMED_ERRORS as error:
             tables = [spec.name for spec in self.embedding_specs]

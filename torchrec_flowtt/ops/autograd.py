@@ -70,10 +70,18 @@ def _no_second_derivative(ctx: Any, *grads: Any) -> Any:
     )
 
 
+def _no_derivative(ctx: Any, *grads: Any) -> Any:
+    raise RuntimeError(
+        "flowtt::tt_embedding_bag_packed has no derivative: packed cores are a copy, for lookups "
+        "without a gradient. Call flowtt::tt_embedding_bag, or look up under torch.no_grad()."
+    )
+
+
 def register() -> None:
     """Registers the derivatives. Called once, when the package is imported."""
     torch.library.register_autograd(
         f"{NAMESPACE}::tt_embedding_bag", _backward, setup_context=_setup_context
     )
+    torch.library.register_autograd(f"{NAMESPACE}::tt_embedding_bag_packed", _no_derivative)
     for name in ("tt_embedding_bag_backward", "tt_embedding_bag_weights_grad"):
         torch.library.register_autograd(f"{NAMESPACE}::{name}", _no_second_derivative)

@@ -47,6 +47,20 @@ def _tt_embedding_bag(
     return cores[0].new_empty((batch_size, columns), dtype=output_dtype)
 
 
+def _tt_embedding_bag_packed(cores: Sequence[Tensor], packed: Tensor, *arguments: Any) -> Tensor:
+    return _tt_embedding_bag(cores, *arguments)
+
+
+def _pack_tt_cores(cores: Sequence[Tensor], *_: object) -> Tensor:
+    # Which kernels there are for a table, and so how much they pack, only the library knows.
+    size = torch.library.get_ctx().new_dynamic_size()
+    return cores[0].new_empty((size,), dtype=torch.uint8)
+
+
+def _repack_tt_cores(*_: object) -> None:
+    return None
+
+
 def _tt_embedding_bag_with_order(cores: Sequence[Tensor], *arguments: Any) -> list[Tensor]:
     # Where there is an order it is longer: only eager execution calls the operator.
     output = _tt_embedding_bag(cores, *arguments)
@@ -73,7 +87,10 @@ def _tt_embedding_bag_backward_update(*_: object) -> None:
 def register() -> None:
     """Registers the fake kernels. Called once, when the package is imported."""
     kernels: dict[str, Callable[..., Any]] = {
+        "pack_tt_cores": _pack_tt_cores,
+        "repack_tt_cores": _repack_tt_cores,
         "tt_embedding_bag": _tt_embedding_bag,
+        "tt_embedding_bag_packed": _tt_embedding_bag_packed,
         "tt_embedding_bag_with_order": _tt_embedding_bag_with_order,
         "tt_embedding_bag_backward": _tt_embedding_bag_backward,
         "tt_embedding_bag_weights_grad": _tt_embedding_bag_weights_grad,

@@ -34,13 +34,24 @@ Notation: T tables, F features, B batch size, D_f the embedding dimension of fea
     calls, and for tables that do not share one launch. It belongs to the same indices, offsets and
     weights, and serves one backward pass at a time; without it results are the same.
 
+``packed``
+    What ``pack_tt_cores`` makes of the cores for the kernels of CUDA, uint8: every slice scaled and
+    in the order in which the tensor cores take it. It is a copy, which later changes of the cores
+    do not reach; ``repack_tt_cores`` brings it up to date in its place. Its size is that of the
+    cores (half of it for one product) with what pads them; it depends on the tables, the cores'
+    dtype, and, through the number of products, on ``output_dtype`` and ``allow_tf32``, which have
+    to be those of the lookup. Empty, and not looked at, on the CPU; tables that only the general
+    kernel takes have no part of it.
+
 ``stochastic_rounding``
     Whether stepped fp16 and bf16 cores are rounded up or down at random instead of to the nearest,
     so that steps too small for them are not lost. What comes out depends on ``iter``, not on a
     generator. Without effect on the CPU, as in FBGEMM.
 
 ``tt_embedding_bag`` returns ``[B, sum_f D_f]``, or ``[nnz, D]`` without pooling;
-``tt_embedding_bag_with_order`` returns that and ``order``, and has no derivative;
+``tt_embedding_bag_packed`` the same, bit for bit, from ``packed`` instead of packing the cores
+again, and has no derivative, to ask for which is an error;
+``tt_embedding_bag_with_order`` returns the first and ``order``, and has no derivative;
 ``tt_embedding_bag_backward`` one dense gradient per core; ``tt_embedding_bag_weights_grad``
 ``[nnz]``; ``tt_embedding_bag_backward_update`` applies one optimizer step on the gradient summed
 over the batch to the core slices that were looked up, and makes ``iter``, the number of steps done,
@@ -61,9 +72,20 @@ _BAGS = (
     "int[] num_embeddings, int[] feature_table_map, int pooling_mode"
 )
 
+_PACKING = (
+    "Tensor[] cores, int[] cores_per_table, int[] num_embeddings, ScalarType output_dtype, "
+    "bool allow_tf32"
+)
+
 SCHEMAS: dict[str, str] = {
+    "pack_tt_cores": f"({_PACKING}) -> Tensor",
+    "repack_tt_cores": f"(Tensor(a!) packed, {_PACKING}) -> ()",
     "tt_embedding_bag": (
         f"(Tensor[] cores, {_BAGS}, ScalarType output_dtype, bool allow_tf32, "
+        "bool deterministic) -> Tensor"
+    ),
+    "tt_embedding_bag_packed": (
+        f"(Tensor[] cores, Tensor packed, {_BAGS}, ScalarType output_dtype, bool allow_tf32, "
         "bool deterministic) -> Tensor"
     ),
     "tt_embedding_bag_with_order": (
