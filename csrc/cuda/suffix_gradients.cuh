@@ -34,10 +34,10 @@ struct PairedTable {
   int32_t q4;
   float* values;     // [p3, p4, rows, q4]
   float* gradients;  // the same
-  uint8_t* touched;  // [p3, p4], or null
+  uint8_t* touched;  // [p3, p4]
   float* third_gradient;
   float* fourth_gradient;
-  uint8_t* third_touched;
+  uint8_t* third_touched;  // null if fourth_touched is: when nobody asks
   uint8_t* fourth_touched;
 
   __device__ __forceinline__ int64_t pair(int32_t i3, int32_t i4) const {
@@ -71,8 +71,7 @@ __global__ void __launch_bounds__(kPairThreads)
       table.values[pair + e] = sum;
       table.gradients[pair + e] = 0.0f;
     }
-    if (threadIdx.x == 0 && table.touched != nullptr)
-      table.touched[int64_t{i3} * table.p4 + i4] = 0;
+    if (threadIdx.x == 0) table.touched[int64_t{i3} * table.p4 + i4] = 0;
   }
 }
 
@@ -82,15 +81,14 @@ __global__ void __launch_bounds__(kPairThreads)
   const int32_t i3 = static_cast<int32_t>(blockIdx.x);
   const int32_t first_row =
       static_cast<int32_t>(blockIdx.y * kPairRows + threadIdx.x / kPairColumns);
-  const uint8_t* const touched =
-      table.touched != nullptr ? table.touched + int64_t{i3} * table.p4 : nullptr;
+  const uint8_t* const touched = table.touched + int64_t{i3} * table.p4;
 #pragma unroll 1
   for (int32_t b = threadIdx.x % kPairColumns; b < table.r3; b += kPairColumns) {
     float sums[kPairRowsOfThread] = {};
     bool is_touched = false;
 #pragma unroll 1
     for (int32_t i4 = 0; i4 < table.p4; ++i4) {
-      if (touched != nullptr && touched[i4] == 0) continue;
+      if (touched[i4] == 0) continue;
       is_touched = true;
       const float* const gradients = table.gradients + table.pair(i3, i4);
 #pragma unroll 1
@@ -127,7 +125,7 @@ __global__ void __launch_bounds__(kPairThreads)
     bool is_touched = false;
 #pragma unroll 1
     for (int32_t i3 = blockIdx.y; i3 < table.p3; i3 += gridDim.y) {
-      if (table.touched != nullptr && table.touched[int64_t{i3} * table.p4 + i4] == 0) continue;
+      if (table.touched[int64_t{i3} * table.p4 + i4] == 0) continue;
       is_touched = true;
       const float* const gradients = table.gradients + table.pair(i3, i4);
 #pragma unroll 1

@@ -15,7 +15,6 @@ namespace flowtt::cuda {
 // bytes; vectors of four elements of a line are permuted.
 inline constexpr uint32_t kGroupLineBytes = 128;
 inline constexpr uint32_t kGroupStepBytes = 32;  // of the 8 elements of a line that are one step
-inline constexpr uint32_t kGroupAlignment = 1024;
 
 // Where vector `vector` of a line is, in bytes.
 __device__ __forceinline__ constexpr uint32_t group_line_place(uint32_t line, uint32_t vector) {
