@@ -15,7 +15,7 @@ folder=${SANITIZER_LOGS:-$(dirname "$log")}
 mkdir -p "$folder" "$(dirname "$log")"
 
 small="two or three or four"  # cores
-backward="test_pooling and 1 and tiled_backward or test_16_bit_cores or test_features_that_share_tables or test_blocks"
+backward="test_pooling and 1 and tiled_backward or test_16_bit_cores or test_features_that_share_tables or test_blocks or test_skew or test_steps and float32 or packed and test_same_bits and float32-True"
 mechanisms="test_more_rows_than_slots or test_equal_ids or test_pooling_of_equal_ids or test_disabled_mechanisms or test_switched_off and 0-"
 # Tests by tool, as pytest's -k has them. Race and initialisation checks are the slow ones.
 declare -A chosen=(
