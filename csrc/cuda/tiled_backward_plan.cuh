@@ -65,11 +65,11 @@ struct GradientPlanScratch {
   GradientEntry entries[kPlanThreads];
   uint32_t entry_i2[kPlanThreads];
   uint16_t entry_key[kPlanThreads];  // see key_of_entry
-  BlockBits prefixes;  // lookups that start a run of one prefix,
-  BlockBits starts;    // an entry,
-  BlockBits ids;       // an id of the entry
-  BlockBits seconds;   // entries that start a run of one i2,
-  BlockBits tiles;     // a tile
+  BlockBits prefixes;                // lookups that start a run of one prefix,
+  BlockBits starts;                  // an entry,
+  BlockBits ids;                     // an id of the entry
+  BlockBits seconds;                 // entries that start a run of one i2,
+  BlockBits tiles;                   // a tile
 };
 
 // Higher for costlier entries, and among those that cost as much for earlier ones.
