@@ -15,6 +15,8 @@ struct StepConstants {
   acc_t eps;
   acc_t beta1;
   acc_t beta2;
+  acc_t one_minus_beta1;  // not of the rounded betas, of which too little would be left
+  acc_t one_minus_beta2;
   acc_t weight_decay;
   acc_t bias_correction1;  // 1 - beta1^iter
   acc_t bias_correction2;  // 1 - beta2^iter
@@ -31,6 +33,8 @@ __device__ __forceinline__ StepConstants<acc_t> load_step_constants(
                             acc_t(params.eps),
                             acc_t(params.beta1),
                             acc_t(params.beta2),
+                            acc_t(1 - params.beta1),
+                            acc_t(1 - params.beta2),
                             acc_t(params.weight_decay),
                             acc_t(1),
                             acc_t(1),
@@ -54,8 +58,8 @@ __device__ __forceinline__ acc_t element_delta(const StepConstants<acc_t>& step,
   } else if constexpr (kType == OptimizerType::kRowWiseAdagrad) {
     return step_size * gradient;
   } else if constexpr (kType == OptimizerType::kAdam) {
-    momentum1 = step.beta1 * momentum1 + (1 - step.beta1) * gradient;
-    momentum2 = step.beta2 * momentum2 + (1 - step.beta2) * gradient * gradient;
+    momentum1 = step.beta1 * momentum1 + step.one_minus_beta1 * gradient;
+    momentum2 = step.beta2 * momentum2 + step.one_minus_beta2 * gradient * gradient;
     const acc_t direction =
         (momentum1 / step.bias_correction1) / (sqrt(momentum2 / step.bias_correction2) + step.eps);
     return step.learning_rate * (direction + step.weight_decay * value);

@@ -148,17 +148,26 @@ __device__ __forceinline__ void plan_tiles(const BackwardWork& work, GradientPla
                                            uint32_t feature, int32_t granule, int32_t entries) {
   const uint32_t i = threadIdx.x;
   const bool exists = static_cast<int32_t>(i) < entries;
+  // There are fewer entries than lookups: whole warps have none.
+  const bool has_entries = static_cast<int32_t>(i / 32 * 32) < entries;
   const uint32_t i2 = scratch.entry_i2[exists ? i : 0];
   scratch.seconds.set(i == 0 || (exists && i2 != scratch.entry_i2[i - 1]));
   __syncthreads();
-  const uint32_t of_run = i - scratch.seconds.last_up_to_own();
-  const bool starts = exists && (i == 0 || of_run % kTileEntries == 0);
-  scratch.tiles.set(i == 0 || starts);
+  bool starts = false;
+  if (has_entries) {
+    const uint32_t of_run = i - scratch.seconds.last_up_to_own();
+    starts = exists && (i == 0 || of_run % kTileEntries == 0);
+  }
+  scratch.tiles.set(starts);
   __syncthreads();
-  const uint32_t first = scratch.tiles.last_up_to_own();
-  const uint32_t tile = scratch.tiles.count_up_to_own() - 1;
-  if (exists && (static_cast<int32_t>(i) + 1 == entries || scratch.tiles.has(i + 1))) {
-    scratch.tile_entries[tile] = static_cast<uint16_t>(i + 1 - first);
+  uint32_t first = 0;
+  uint32_t tile = 0;
+  if (has_entries) {
+    first = scratch.tiles.last_up_to_own();
+    tile = scratch.tiles.count_up_to_own() - 1;
+    if (exists && (static_cast<int32_t>(i) + 1 == entries || scratch.tiles.has(i + 1))) {
+      scratch.tile_entries[tile] = static_cast<uint16_t>(i + 1 - first);
+    }
   }
   __syncthreads();
   if (!exists) return;
