@@ -16,8 +16,8 @@ CONTENDER_SUFFIXES = {
 
 LEARNING_RATE = 1e-4
 EPS = 1e-8
-# What all contenders get. float32 has beta2 exactly: that of 0.999 makes 1 - beta2 wrong by 5e-5,
-# and a step that is right would look wrong.
+# What all contenders get. float32 has this beta2 exactly. In float32, 1 - 0.999 is wrong by 5e-5:
+# steps that are right would look wrong, or not, by where a kernel rounds.
 HYPER_PARAMETERS = {
     "learning_rate": LEARNING_RATE,
     "eps": EPS,
@@ -34,15 +34,15 @@ def first_states(optimizer: str, gradient: Tensor) -> list[Tensor]:
         optimizer: key of `CONTENDER_SUFFIXES`.
         gradient: in float64; a slice of its first dimension is what row-wise Adagrad calls a row.
     """
+    if optimizer == "exact_sgd":
+        return []
     squares = gradient.square()
-    if optimizer == "exact_adagrad":
-        return [squares]
     if optimizer == "exact_row_wise_adagrad":
         return [squares.flatten(1).mean(1)]
     if optimizer == "adam":
         beta1, beta2 = (HYPER_PARAMETERS[name] for name in ("beta1", "beta2"))
         return [(1 - beta1) * gradient, (1 - beta2) * squares]
-    return []
+    return [squares]
 
 
 def state_sizes(optimizer: str, states: Sequence[Tensor]) -> list[Tensor]:
