@@ -1,7 +1,7 @@
 """What the lookup benchmarks compare: TT tables, and FBGEMM's uncompressed tables.
 
-A contender is built for one workload. It looks up, trains with SGD, and knows in float64 what
-should come out.
+A contender is built for one workload. It looks up, trains with its mode's optimizer, and knows in
+float64 what should come out.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Protocol
 
 import torch
 from lookup_modes import Mode
+from lookup_optimizers import HYPER_PARAMETERS
 from lookup_workloads import Batch, Workload
 from torch import Tensor
 
 from torchrec_flowtt.functional import rows
-from torchrec_flowtt.modules import TableBatchedFlowTTEmbeddingBags
+from torchrec_flowtt.modules import OptimType, TableBatchedFlowTTEmbeddingBags
 
-LEARNING_RATE = 1e-4
 _REFERENCE_ELEMENTS = 2**26  # of core slices that a float64 chain gathers at a time
 _CHECKED_ROWS = 2048  # a table, of the gradient of an uncompressed one
 
@@ -33,14 +33,17 @@ class Contender(Protocol):
     def rows(self, table: int, indices: Tensor) -> Tensor:
         """Rows of a table in float64, ``[n, D]``."""
 
-    def set_learning_rate(self, learning_rate: float) -> None:
-        """Of the SGD step that a backward takes."""
+    def set_step(self, learning_rate: float, eps: float) -> None:
+        """Of the optimizer's step that a backward takes."""
 
     def gradients(self, batch: Batch, grad: Tensor) -> list[Tensor]:
         """In float64, of (parts of) the parameters, from that of the output, ``[B, T * D]``."""
 
     def parameters(self, batch: Batch) -> list[Tensor]:
         """Copies in float64 of what :meth:`gradients` belong to."""
+
+    def states(self, batch: Batch) -> list[list[Tensor]]:
+        """Copies in float64 of the optimizer's state for each of these, moment by moment."""
 
 
 class FlowTT:
@@ -52,8 +55,8 @@ class FlowTT:
         self.module = TableBatchedFlowTTEmbeddingBags(
             [workload.spec] * workload.tables,
             pooling_mode=workload.pooling,
-            optimizer="exact_sgd",
-            learning_rate=LEARNING_RATE,
+            optimizer=mode.optimizer,
+            **HYPER_PARAMETERS,
             weights_precision=mode.weights_dtype,
             output_dtype=workload.output_torch_dtype,
             device=device,
@@ -71,9 +74,11 @@ class FlowTT:
         cores = [core.detach().double() for core in self.module.split_tt_cores()[table]]
         return torch.cat([rows(cores, part) for part in indices.split(self._chunk)])
 
-    def set_learning_rate(self, learning_rate: float) -> None:
-        """Of the fused SGD."""
+    def set_step(self, learning_rate: float, eps: float) -> None:
+        """Of the fused optimizer."""
         self.module.set_learning_rate(learning_rate)
+        config = dataclasses.replace(self.module.optimizer_config, eps=eps)
+        self.module.optimizer_config = config
 
     def gradients(self, batch: Batch, grad: Tensor) -> list[Tensor]:
         """By autograd through the chain in float64; of all cores."""
@@ -91,6 +96,14 @@ class FlowTT:
     def parameters(self, batch: Batch) -> list[Tensor]:
         """The cores."""
         return [core.detach().double() for core in self.module.tt_cores]
+
+    def states(self, batch: Batch) -> list[list[Tensor]]:
+        """Of the cores."""
+        return [
+            [state.double() for state in states.values()]
+            for table in self.module.split_optimizer_states()
+            for states in table
+        ]
 
 
 class Fbgemm:
@@ -123,8 +136,8 @@ class Fbgemm:
         table = (workload.num_embeddings, workload.embedding_dim, *place)
         self.module = training.SplitTableBatchedEmbeddingBagsCodegen(
             [table] * workload.tables,
-            optimizer=EmbOptimType.EXACT_SGD,
-            learning_rate=LEARNING_RATE,
+            optimizer=EmbOptimType(mode.optimizer),
+            **HYPER_PARAMETERS,
             weights_precision=SparseType.from_dtype(mode.weights_dtype),
             output_dtype=SparseType.from_dtype(workload.output_torch_dtype),
             pooling_mode=common.PoolingMode[workload.pooling.upper()],
@@ -142,9 +155,9 @@ class Fbgemm:
         """As stored."""
         return self.module.split_embedding_weights()[table].detach()[indices.long()].double()
 
-    def set_learning_rate(self, learning_rate: float) -> None:
-        """Of the fused SGD."""
-        self.module.set_learning_rate(learning_rate)
+    def set_step(self, learning_rate: float, eps: float) -> None:
+        """Of the fused optimizer."""
+        self.module.update_hyper_parameters({"lr": learning_rate, "eps": eps})
 
     def _checked_rows(self, batch: Batch, table: int) -> Tensor:
         indices = batch.of_tables(self._workload)[0][table].flatten()
@@ -168,6 +181,15 @@ class Fbgemm:
         return [
             self.rows(table, self._checked_rows(batch, table))
             for table in range(self._workload.tables)
+        ]
+
+    def states(self, batch: Batch) -> list[list[Tensor]]:
+        """Of the same rows."""
+        # SGD has no list of each table's.
+        tables = self.module.split_optimizer_states() or [()] * self._workload.tables
+        return [
+            [state[self._checked_rows(batch, table)].double() for state in states]
+            for table, states in enumerate(tables)
         ]
 
 
@@ -221,3 +243,14 @@ def parameter_bytes(workload: Workload, mode: Mode) -> int:
         return workload.tables * workload.spec.num_bytes(mode.weights_dtype)
     elements = workload.tables * workload.num_embeddings * workload.embedding_dim
     return elements * mode.weights_dtype.itemsize
+
+
+def state_bytes(workload: Workload, mode: Mode) -> int:
+    """Of the optimizer's state of all tables, which is float32 throughout."""
+    optimizer = OptimType(mode.optimizer)
+    if optimizer is OptimType.EXACT_ROWWISE_ADAGRAD:
+        spec = workload.spec
+        rows = sum(spec.p_shapes) if mode.is_tensor_train else spec.num_embeddings
+        return 4 * workload.tables * rows
+    elements = parameter_bytes(workload, mode) // mode.weights_dtype.itemsize
+    return 4 * elements * optimizer.num_moments

@@ -7,6 +7,7 @@ import math
 import torch
 from device_timing import capture
 from lookup_contenders import Contender
+from lookup_optimizers import EPS, LEARNING_RATE, first_direction, first_states, state_sizes
 from lookup_workloads import Batch, Workload
 from torch import Tensor
 
@@ -114,24 +115,43 @@ def _output_error(
     return relative_error(actual, expected)
 
 
-def step_error(contender: Contender, batch: Batch, grad: Tensor, learning_rate: float) -> float:
-    """Takes one SGD step; its relative Frobenius error, the largest of the parameter tensors.
+def step_error(contender: Contender, batch: Batch, grad: Tensor, optimizer: str) -> float:
+    """Takes the first optimizer step; its relative Frobenius error.
+
+    It is the largest of the parameter tensors' steps and of the states that the step leaves (the
+    squares in them by their roots), so it shows a step that is left out or done twice as well as a
+    wrong one. The contender must not have taken a step before.
 
     The step of this check is made as large as the parameters themselves, so that rounding the new
-    parameters does not hide it; `learning_rate` is set afterwards.
+    parameters does not hide it. Its eps is as large as the gradients: next to a small one, the
+    first step of Adagrad and Adam is the sign of the gradient, which says nothing about its size
+    and is wrong by all of the step where the gradient is about zero. With a large one, the step is
+    about as wrong as the gradient. The learning rate and eps of the measurements are set
+    afterwards.
     """
     gradients = contender.gradients(batch, grad)
     before = contender.parameters(batch)
-    pairs = list(zip(before, gradients, strict=True))
-    check_rate = max((value.norm() / gradient.norm()).item() for value, gradient in pairs)
-    contender.set_learning_rate(check_rate)
+    check_eps = max(_size(gradient) for gradient in gradients)
+    directions = [first_direction(optimizer, gradient, check_eps) for gradient in gradients]
+    pairs = list(zip(before, directions, strict=True))
+    check_rate = max((value.norm() / direction.norm()).item() for value, direction in pairs)
+    contender.set_step(check_rate, check_eps)
     contender(batch).backward(grad)
-    contender.set_learning_rate(learning_rate)
+    contender.set_step(LEARNING_RATE, EPS)
     steps = [old - new for old, new in zip(before, contender.parameters(batch), strict=True)]
     # The rate is kept in float32.
     rate = torch.tensor(check_rate, dtype=torch.float32).item()
-    errors = [
-        relative_error([step], [gradient * rate])
-        for step, gradient in zip(steps, gradients, strict=True)
-    ]
+    found = list(zip(steps, [direction * rate for direction in directions], strict=True))
+    for gradient, states in zip(gradients, contender.states(batch), strict=True):
+        actual, expected = (
+            state_sizes(optimizer, moments)
+            for moments in (states, first_states(optimizer, gradient))
+        )
+        found += zip(actual, expected, strict=True)
+    errors = [relative_error([actual], [expected]) for actual, expected in found]
     return max(errors) if all(map(math.isfinite, errors)) else math.inf
+
+
+def _size(gradient: Tensor) -> float:
+    """Root mean square of the elements that are not zero, as those not looked up are."""
+    return (gradient.norm() / gradient.count_nonzero().sqrt()).item()

@@ -54,7 +54,8 @@ class Floor:
 
     Attributes:
         forward_us: least time of a forward.
-        training_us: least time of a forward and then a backward with SGD.
+        training_us: least time of a forward and then a backward with SGD; with other optimizers it
+            is longer, by what their state takes.
         bound: the term that is the largest of a forward's: "memory", "mma" or "l2".
         memory_us: writing the output, and reading what of the slices that occur exceeds L2.
         mma_us: the forward's products.

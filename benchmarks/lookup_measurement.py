@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from device_timing import CudaTimer, Percentiles, host_time, percentiles, wall_times
-from lookup_contenders import LEARNING_RATE, Contender, build, parameter_bytes
+from lookup_contenders import Contender, build, parameter_bytes
 from lookup_correctness import (
     forward_error,
     output_limit,
@@ -36,7 +36,7 @@ class Plan:
     """What to measure.
 
     Attributes:
-        phases: "forward", "training": forward, backward and an SGD step.
+        phases: "forward", "training": forward, backward and an optimizer step.
         timings: "events", "graph", "chain" (see `device_timing`); on the CPU it is "wall".
         colds: states of the L2 cache: False is warm.
         repetitions: of every measurement.
@@ -149,7 +149,7 @@ def _error(contender: Contender, inputs: Inputs, mode: Mode, phase: str, plan: P
             raise WrongResultError(f"{mode.key} on {name}: {phase} differs from run to run")
     else:
         limit = mode.step_limit
-        error = step_error(contender, inputs.batches[0], inputs.grad, LEARNING_RATE)
+        error = step_error(contender, inputs.batches[0], inputs.grad, mode.optimizer)
     _refuse_above(limit, error, inputs, mode, phase)
     return error
 
@@ -179,15 +179,18 @@ def _measure_phase(
             functools.partial(_training_step, contender, batch, inputs.grad)
             for batch in inputs.batches
         ]
+    # First, as the check of a step starts from fresh optimizer state.
+    error = _error(contender, inputs, mode, phase, plan)
     floor = inputs.floors.get(mode)
     record: Record = {
         "workload": inputs.workload.name,
         "contender": mode.contender,
         "precision": mode.precision,
+        "optimizer": mode.optimizer,
         "phase": phase,
         "parameter_bytes": parameter_bytes(inputs.workload, mode),
         "peak_bytes_above_parameters": None if timer is None else memory.peak(calls[0]),
-        "relative_error": _error(contender, inputs, mode, phase, plan),
+        "relative_error": error,
         "floor": None if floor is None else dataclasses.asdict(floor),
         "floor_us": floor and round(getattr(floor, f"{phase}_us"), 3),
         "failure": None,
@@ -223,6 +226,7 @@ def failed_record(workload: Workload, mode: Mode, failure: str) -> Record:
         "workload": workload.name,
         "contender": mode.contender,
         "precision": mode.precision,
+        "optimizer": mode.optimizer,
         "phase": None,
         "parameter_bytes": parameter_bytes(workload, mode),
         "peak_bytes_above_parameters": None,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 
 import torch
+from lookup_optimizers import CONTENDER_SUFFIXES
 
 PHASES = ("forward", "training")
 DISABLE_VARIABLE = "FLOWTT_CUDA_DISABLE"
@@ -24,12 +25,13 @@ class Mode:
         precision: of the arithmetic, as in the results.
         weights_dtype: of the cores or the table.
         forward_limit: largest relative error of an output.
-        step_limit: largest relative error of an SGD step; it includes rounding the new
-            parameters to their dtype.
+        step_limit: largest relative error of an optimizer step, and of the gradient as its state
+            has it; it includes rounding the new parameters to their dtype.
         settings: switches torch and the operators to this mode.
         phases: in which it differs from other modes.
         repeats_exactly: results are the same bit for bit from run to run.
         keeps_packed_cores: of a TT module, between lookups.
+        optimizer: of the training, as the modules take it.
     """
 
     contender: str
@@ -41,6 +43,7 @@ class Mode:
     phases: tuple[str, ...] = PHASES
     repeats_exactly: bool = False
     keeps_packed_cores: bool = False
+    optimizer: str = "exact_sgd"
 
     @property
     def key(self) -> str:
@@ -95,6 +98,16 @@ def disabled_mechanisms(mechanisms: Sequence[str]) -> AbstractContextManager[Non
     return environment(DISABLE_VARIABLE, ",".join(mechanisms))
 
 
+def with_optimizer(mode: Mode, optimizer: str) -> Mode:
+    """The mode with another optimizer than SGD, which a forward has nothing to do with."""
+    return dataclasses.replace(
+        mode,
+        contender=mode.contender + CONTENDER_SUFFIXES[optimizer],
+        phases=("training",),
+        optimizer=optimizer,
+    )
+
+
 # A new mode of the operators is one more line here.
 _FP32 = Mode("flowtt", "fp32", torch.float32, 2e-6, 1e-5, lambda: matmul_tf32(False))
 _TF32 = Mode("flowtt", "tf32", torch.float32, 1e-3, 2e-3, lambda: matmul_tf32(True))
@@ -130,7 +143,13 @@ FBGEMM_MODES = tuple(
     )
     for contender in ("fbgemm", "fbgemm_no_check")
 )
-MODES = {mode.key: mode for mode in (*FLOWTT_MODES, *FBGEMM_MODES)}
+OPTIMIZER_MODES = tuple(
+    with_optimizer(mode, optimizer)
+    for optimizer in CONTENDER_SUFFIXES
+    for mode in (_FP32, _TF32, FBGEMM_MODES[0])
+    if optimizer != mode.optimizer
+)
+MODES = {mode.key: mode for mode in (*FLOWTT_MODES, *FBGEMM_MODES, *OPTIMIZER_MODES)}
 DEFAULT_MODES = (
     "flowtt/fp32",
     "flowtt/tf32",
@@ -138,9 +157,15 @@ DEFAULT_MODES = (
     "flowtt_deterministic/fp32",
     "flowtt_packed/fp32",
     "flowtt_packed/tf32",
+    "flowtt_adagrad/tf32",
+    "flowtt_row_wise_adagrad/tf32",
+    "flowtt_adam/tf32",
     "fbgemm/fp32",
     "fbgemm_no_check/fp32",
     "fbgemm/fp16",
+    "fbgemm_adagrad/fp32",
+    "fbgemm_row_wise_adagrad/fp32",
+    "fbgemm_adam/fp32",
 )
 
 

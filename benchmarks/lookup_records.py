@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from lookup_measurement import Record
+from lookup_optimizers import CONTENDER_SUFFIXES
 from lookup_peers import ECOREC_US
 from lookup_workloads import Distinct, Workload
 
@@ -31,10 +32,12 @@ def describe_workload(workload: Workload, distinct: Distinct, index_sets: int) -
 def add_ratios(records: Sequence[Record]) -> None:
     """Sets each record's ratios to others of the same phase, way of timing and cache state.
 
-    ``ratio_to_fbgemm``, ``ratio_to_fbgemm_no_check``: to FBGEMM in fp32 on the same workload.
-    ``ratio_to_tf32``: to the same contender in tf32. ``ratio_to_uniform``: of a workload with a
-    heavy prefix, to the one without. ``times_faster_than_ecorec``: see `lookup_peers`.
-    ``ratio_to_floor``: see `lookup_floor`. None where there is nothing to compare with.
+    ``ratio_to_fbgemm``, ``ratio_to_fbgemm_no_check``: to FBGEMM in fp32 on the same workload, with
+    the same optimizer. ``ratio_to_tf32``: to the same contender in tf32. ``ratio_to_sgd``: of
+    another optimizer, to the same tables in the same precision with SGD. ``ratio_to_uniform``: of a
+    workload with a heavy prefix, to the one without. ``times_faster_than_ecorec``, which is with
+    SGD: see `lookup_peers`. ``ratio_to_floor``: see `lookup_floor`. None where there is nothing to
+    compare with.
     """
     medians: dict[tuple[object, ...], float] = {}
     twins: dict[str, str] = {}
@@ -49,7 +52,9 @@ def add_ratios(records: Sequence[Record]) -> None:
     for record in records:
         median, floor = record["p50_us"], record["floor_us"]
         published = ECOREC_US.get(record["workload"], {}).get(record["phase"])
-        if not record["contender"].startswith("flowtt"):
+        # Older records do not say that they are of SGD.
+        suffix = CONTENDER_SUFFIXES[record.get("optimizer", "exact_sgd")]
+        if suffix or not record["contender"].startswith("flowtt"):
             published = None
 
         def ratio(
@@ -58,9 +63,11 @@ def add_ratios(records: Sequence[Record]) -> None:
             divisor = medians.get(_key({**record, **other}))
             return None if median is None or divisor is None else round(median / divisor, 3)
 
-        record["ratio_to_fbgemm"] = ratio(contender="fbgemm", precision="fp32")
-        record["ratio_to_fbgemm_no_check"] = ratio(contender="fbgemm_no_check", precision="fp32")
+        for other in ("fbgemm", "fbgemm_no_check"):
+            record[f"ratio_to_{other}"] = ratio(contender=other + suffix, precision="fp32")
         record["ratio_to_tf32"] = ratio(precision="tf32")
+        with_sgd = record["contender"].removesuffix(suffix) if suffix else None
+        record["ratio_to_sgd"] = ratio(contender=with_sgd)
         record["ratio_to_uniform"] = ratio(workload=twins.get(record["workload"]))
         record["times_faster_than_ecorec"] = median and published and round(published / median, 3)
         record["ratio_to_floor"] = median and floor and round(median / floor, 2)

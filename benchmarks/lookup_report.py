@@ -14,6 +14,7 @@ _COLUMNS = {
     "/ fbgemm": ("ratio_to_fbgemm", ".2f"),
     "/ no check": ("ratio_to_fbgemm_no_check", ".2f"),
     "/ tf32": ("ratio_to_tf32", ".2f"),
+    "/ sgd": ("ratio_to_sgd", ".2f"),
     "/ uniform": ("ratio_to_uniform", ".2f"),
     "/ all on": ("ratio_to_all_on", ".2f"),
     "x ecorec": ("times_faster_than_ecorec", ".2f"),

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from device_timing import CudaTimer, smallest_kernel_times
 from environment import describe_run
-from lookup_contenders import parameter_bytes
+from lookup_contenders import parameter_bytes, state_bytes
 from lookup_floor import RATES, lookup_floor
 from lookup_measurement import (
     Inputs,
@@ -38,7 +38,7 @@ class Runner:
 
     Attributes:
         failed: whether a contender was wrong or raised an error; one that does not fit into the
-            device's memory has not failed.
+            device's memory, or that FBGEMM does not have there, has not failed.
     """
 
     def __init__(self, plan: Plan, index_sets: int, device: torch.device) -> None:
@@ -69,7 +69,7 @@ class Runner:
             print(f"{workload.name} {mode.key}: {seconds:.1f} s", file=sys.stderr, flush=True)
 
     def _measure_mode(self, inputs: Inputs, mode: Mode) -> Iterator[Record]:
-        if reason := too_large(inputs.workload, mode, self._device):
+        if reason := obstacle(inputs.workload, mode, self._device):
             yield failed_record(inputs.workload, mode, reason)
             return
         try:
@@ -98,13 +98,16 @@ def prepare_inputs(
     return Inputs(workload, batches, grad, floors), distinct
 
 
-def too_large(workload: Workload, mode: Mode, device: torch.device) -> str:
-    """Why the tables do not fit, or nothing."""
+def obstacle(workload: Workload, mode: Mode, device: torch.device) -> str:
+    """Why the contender does not exist or does not fit here, or nothing."""
     if device.type != "cuda":
-        return ""
+        lacking = mode.optimizer == "adam" and not mode.is_tensor_train
+        return "FBGEMM has no Adam on the CPU" if lacking else ""
     available = int(torch.cuda.get_device_properties(device).total_memory * _MEMORY_SHARE)
-    needed = parameter_bytes(workload, mode)
-    return f"{needed} bytes of tables, {available} can be had" if needed > available else ""
+    needed = parameter_bytes(workload, mode) + state_bytes(workload, mode)
+    if needed <= available:
+        return ""
+    return f"{needed} bytes of tables and optimizer state, {available} can be had"
 
 
 def warm_up_matmul(device: torch.device) -> None:

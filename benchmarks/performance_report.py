@@ -17,6 +17,7 @@ from pathlib import Path
 
 import performance_plots as plots
 import performance_tables as tables
+from performance_optimizers import optimizers_table
 from performance_provenance import Record, provenance
 
 _WARM = {"phase": "forward", "timing": "graph", "cold": False}
@@ -72,6 +73,13 @@ def lookup_sections(records: Sequence[Record], folder: Path) -> list[str]:
             "## Training step",
             _describe_training(training),
             tables.training_table(training),
+        ]
+    if optimizers := optimizers_table(training):
+        sections += [
+            "### Optimizers",
+            "The same with other optimizers, TT tables in tf32, FBGEMM's in fp32; in brackets the "
+            "ratio to SGD:",
+            optimizers,
         ]
     return sections
 

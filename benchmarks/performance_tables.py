@@ -36,7 +36,13 @@ def select(records: Iterable[Record], **values: object) -> list[Record]:
 
 def one(records: Iterable[Record], column: str, **values: object) -> Record | None:
     """The record of a column of `CONTENDERS`, if there is one."""
-    contender, precision = CONTENDERS[column]
+    return of_contender(records, *CONTENDERS[column], **values)
+
+
+def of_contender(
+    records: Iterable[Record], contender: str, precision: str, **values: object
+) -> Record | None:
+    """The record of a contender, if there is one."""
     found = select(records, contender=contender, precision=precision, **values)
     return found[0] if found else None
 

@@ -46,8 +46,12 @@ def test_small_workloads_on_the_cpu_give_complete_records(tmp_path: Path) -> Non
     contenders = [("flowtt", "fp32", both), ("flowtt", "tf32", both)]
     contenders += [("flowtt", "bf16", both), ("flowtt_deterministic", "fp32", both)]
     contenders += [("flowtt_packed", precision, ("forward",)) for precision in ("fp32", "tf32")]
+    others = ("adagrad", "row_wise_adagrad", "adam")
+    contenders += [(f"flowtt_{other}", "tf32", ("training",)) for other in others]
     contenders += [("fbgemm", "fp32", both), ("fbgemm_no_check", "fp32", both)]
     contenders += [("fbgemm", "fp16", both)]
+    contenders += [(f"fbgemm_{other}", "fp32", ("training",)) for other in others[:2]]
+    contenders += [("fbgemm_adam", "fp32", (None,))]
     keys = ("workload", "contender", "precision", "phase")
     assert [tuple(record[key] for key in keys) for record in records] == [
         (workload, contender, precision, phase)
@@ -56,14 +60,22 @@ def test_small_workloads_on_the_cpu_give_complete_records(tmp_path: Path) -> Non
         for phase in phases
     ]
     limits = {"fp32": 1e-5, "tf32": 1e-3, "fp16": 1e-2, "bf16": 1e-2}
+    absent = [record for record in records if record["contender"] == "fbgemm_adam"]
+    assert {record["failure"] for record in absent} == {"FBGEMM has no Adam on the CPU"}
     for record in records:
         run = record["run"]
         assert run["commit"] and run["versions"]["torch"] and run["command"]
+        if record in absent:
+            continue
         assert 0 < record["p10_us"] <= record["p50_us"] <= record["p90_us"]
         assert 0 <= record["relative_error"] < limits[record["precision"]]
         assert record["timing"] == "wall" and record["failure"] is None
         assert record["peak_bytes_above_parameters"] is None and record["floor_us"] is None
-        assert record["ratio_to_fbgemm"] > 0 and record["ratio_to_fbgemm_no_check"] > 0
+        if record["optimizer"] == "exact_sgd":
+            assert record["ratio_to_fbgemm"] > 0 and record["ratio_to_fbgemm_no_check"] > 0
+            assert record["ratio_to_sgd"] is None
+        else:
+            assert record["ratio_to_sgd"] > 0 and record["ratio_to_fbgemm_no_check"] is None
     assert all(contender in result.stdout for contender, _, _ in contenders)
 
 

@@ -125,6 +125,27 @@ def test_training_is_compared_with_ecorec(
     assert tables.slower_than_ecorec(records, "bf16") == []
 
 
+def test_optimizers_are_compared_with_sgd_and_with_fbgemm(tables: ModuleType) -> None:
+    optimizers_table = importlib.import_module("performance_optimizers").optimizers_table
+    sgd = [record("flowtt", "tf32", 100.0), record("fbgemm", "fp32", 50.0, ratio_to_fbgemm=1.0)]
+    assert optimizers_table(sgd) == ""
+    others = [
+        record("flowtt_adam", "tf32", 130.0, ratio_to_sgd=1.3, ratio_to_fbgemm=2.0),
+        record("flowtt_adam", "fp32", 230.0, ratio_to_sgd=1.1, ratio_to_fbgemm=3.0),
+        record("flowtt_row_wise_adagrad", "tf32", 1100.0, ratio_to_sgd=11.0, ratio_to_fbgemm=None),
+        record("flowtt_adagrad", "tf32", 1.0, failure="wrong: all of it"),
+        record("fbgemm_adam", "fp32", 65.0, ratio_to_sgd=1.3, ratio_to_fbgemm=1.0),
+        # Tables of which only SGD was measured are in another table.
+        record("flowtt", "tf32", 10.0, workload="W2p"),
+    ]
+    text = optimizers_table([*sgd, *others])
+    header = ["us", "SGD", "row-wise Adagrad", "Adam", "FBGEMM, SGD", "FBGEMM, Adam"]
+    header += ["SGD / FBGEMM", "Adam / FBGEMM"]
+    row = ["W1", "100.0", "1,100 (11.00)", "130.0 (1.30)", "50.0", "65.0 (1.30)", "2.50", "2.00"]
+    assert cells(text) == [header, row]
+    assert text.splitlines()[-1].startswith("Measured: a card")
+
+
 ALIKE = "Measured: a card, driver 1.2, CUDA 13.0; torch 2.11; "
 NEWER = {**RUN, "commit": "fedcba9876543210-dirty", "date": "2026-12-01T00:00:00+00:00"}
 OLD, NEW = "commit 0123456789ab", "commit fedcba987654-dirty"
@@ -198,6 +219,8 @@ def test_the_page_and_its_plots_are_the_same_for_the_same_records(
     other_run = {**RUN, "commit": "fedcba9876543210", "command": "python another.py"}
     lookup.append(record("fbgemm", "fp32", 40.0, phase="training", run=other_run))
     lookup.append(record("flowtt", "fp32", 1e6, phase="training", run=other_run))
+    training = {"phase": "training", "run": other_run}
+    lookup.append(record("flowtt_adam", "tf32", 130.0, ratio_to_sgd=1.3, **training))
     sweep = [
         record("flowtt", "fp32", float(n), workload=f"W1:batch_size={n}", sweeps={"batch": n})
         for n in (256, 1024)
@@ -219,6 +242,7 @@ def test_the_page_and_its_plots_are_the_same_for_the_same_records(
     assert set(plots) == {"workloads.svg", "batch.svg", "floor.svg", "ablation.svg"}
     assert all(f"card/{name}" in page for name in plots)
     assert "a card, driver 1.2" in page and "6.2 (1.25)" in page
+    assert "### Optimizers" in page and "130.0 (1.30)" in page
     assert "W1 with other values; p = 10 x 10 x 11, q = 2 x 2 x 4 in every row; a forward" in page
     # Every table has its line, and a sentence on EcoRec stands where there is one to compare with.
     assert page.count("\nMeasured: a card") == len(re.findall(r"^\|:?-+", page, re.MULTILINE))
