@@ -31,7 +31,8 @@ class KeepsPackedCores(nn.Module):
 
         Changes of the parameters in place (steps of any optimizer, ``load_state_dict``, ``copy_``)
         are noticed by the next lookup, which packs again; so are moves and conversions. Changes
-        through ``.data`` are not: call :meth:`refresh_packed_cores` after them.
+        through ``.data`` and by collectives (``torch.distributed.broadcast``) are not: call
+        :meth:`refresh_packed_cores` after them.
 
         A captured CUDA graph reads the copies and does not look at the parameters: after these have
         changed, call :meth:`refresh_packed_cores`, or look up once outside of the graph, before it
