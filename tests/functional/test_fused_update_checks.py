@@ -52,6 +52,30 @@ def test_arguments(changes: dict[str, Any], error: type[Exception], message: str
         look_up(two_tables(), sgd(**changes))
 
 
+@pytest.mark.parametrize("name", ["learning_rate", "iter", "momentum1", "momentum2"])
+def test_state_without_memory_is_refused(name: str) -> None:
+    """Torch sends a call with any meta tensor to the kernel that computes nothing."""
+    update = FusedUpdate(
+        "adam",
+        torch.tensor(0.1),
+        torch.tensor(0),
+        *([torch.zeros_like(core) for table in two_tables() for core in table] for _ in range(2)),
+    )
+    state = getattr(update, name)
+    meta = [*state[:-1], state[-1].to("meta")] if isinstance(state, list) else state.to("meta")
+    with pytest.raises(ValueError, match=f"{name} is on the meta device"):
+        look_up(two_tables(), dataclasses.replace(update, **{name: meta}))
+
+
+def test_module_that_was_loaded_without_its_learning_rate_is_refused() -> None:
+    spec = TTSpec.suggest(1000, 16, tt_ranks=4)
+    state = TableBatchedFlowTTEmbeddingBags([spec], optimizer="adam").state_dict()
+    tables = TableBatchedFlowTTEmbeddingBags([spec], optimizer="adam", device="meta")
+    tables.load_state_dict(state, assign=True)
+    with pytest.raises(ValueError, match="learning_rate is on the meta device"):
+        tables(torch.tensor([1]), torch.tensor([0, 1]))
+
+
 def test_step_that_fails_is_not_counted() -> None:
     update = sgd(optimizer="exact_adagrad", momentum1=[torch.zeros(1)] * 4)
     output = look_up(two_tables(), update)

@@ -149,6 +149,19 @@ class _FusedLookup(torch.autograd.Function):
         return (None, None, None, None, weights_grad, *unused)
 
 
+def _refuse_meta(update: FusedUpdate) -> None:
+    named = [("learning_rate", update.learning_rate), ("iter", update.iter)]
+    named += [("momentum1", state) for state in update.momentum1]
+    named += [("momentum2", state) for state in update.momentum2]
+    for name, state in named:
+        if state.is_meta:
+            raise ValueError(
+                f"{name} is on the meta device and the cores are not: no step would be made; give "
+                "a module that was built on meta memory with to_empty(device=...) before its state "
+                "is loaded (load_state_dict(assign=True) alone leaves out the learning rate)"
+            )
+
+
 @torch.compiler.disable(  # type: ignore[untyped-decorator,unused-ignore]
     reason="the step fused with the backward writes to the cores, which a graph must not repeat"
 )
@@ -168,7 +181,11 @@ def fused_lookup(
 
     Raises:
         RuntimeError: in a backward with ``create_graph=True``.
+        ValueError: a tensor of `update` is on the meta device and the cores are not: torch would
+            then compute nothing, and say nothing.
     """
+    if not cores[0].is_meta:
+        _refuse_meta(update)
     output: Tensor = _FusedLookup.apply(
         lookup, update, indices, offsets, per_sample_weights, *cores
     )

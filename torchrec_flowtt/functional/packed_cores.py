@@ -164,6 +164,7 @@ class _Packing:
             not self.is_valid
             or self.settings != (lookup.output_dtype, allow_tf32)
             or len(cores) != len(self.sources)
+            or self.lookup.cores_per_table != lookup.cores_per_table
         ):
             return False
         # A loop, as it is in the way of every lookup.
