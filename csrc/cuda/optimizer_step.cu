@@ -32,7 +32,6 @@ constexpr int kAhead = 2;
 // Blocks of a multiprocessor: the more there are, the more slices are under way at once.
 template <typename core_t, OptimizerType kType>
 constexpr int kStepBlocks = sizeof(core_t) == 8             ? 1
-                            : kType == OptimizerType::kSgd  ? 6
                             : kType == OptimizerType::kAdam ? 4
                                                             : 6;
 

@@ -36,8 +36,6 @@ template <int kThreads>
 __device__ __forceinline__ void find_range_starts(OrderScratch<kThreads>& scratch) {
   constexpr int kOwn = (kPrefixRanges + kThreads - 1) / kThreads;
   const bool has_ranges = threadIdx.x < kPrefixRanges / kOwn;
-  const int lane = static_cast<int>(threadIdx.x % 32);
-  const int warp = static_cast<int>(threadIdx.x / 32);
   uint32_t* const own = scratch.ranges + threadIdx.x * kOwn;
   __syncthreads();
   uint32_t counts[kOwn];
@@ -47,11 +45,7 @@ __device__ __forceinline__ void find_range_starts(OrderScratch<kThreads>& scratc
     counts[i] = has_ranges ? own[i] : 0;
     sum += counts[i];
   }
-  const uint32_t up_to = inclusive_sum(sum);
-  if (lane == 31) scratch.warp_sums[warp] = up_to;
-  __syncthreads();
-  uint32_t start =
-      up_to - sum + __reduce_add_sync(kAllLanes, lane < warp ? scratch.warp_sums[lane] : 0);
+  uint32_t start = sum_of_threads_before(sum, scratch.warp_sums);
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
     if (has_ranges) own[i] = start;

@@ -27,8 +27,7 @@ struct __align__(16) ScatterScratch {
   // Behind it: lookups of the chunk that have been seen of each bin, then where they start.
   __device__ __forceinline__ uint32_t* bins() { return reinterpret_cast<uint32_t*>(this + 1); }
   // Of each lookup of the chunk {outer as in GroupedLookup, i2 | rank within the chunk and the bin
-  // << 16}. Unless they are written by
-  // bin, a thread reads only what it has written.
+  // << 16}. Unless they are written by bin, a thread reads only what it has written.
   __device__ __forceinline__ uint2* lookups(const TiledRange& range) {
     return reinterpret_cast<uint2*>(bins() + range.bins);
   }
@@ -131,24 +130,17 @@ __device__ __forceinline__ void stage_lookups(ScatterScratch& scratch, const Sor
   }
 }
 
-// Finds the order of the lookups by bin. Called by all threads, after a barrier; leaves nothing in
-// the bins, which may be used again after another.
+// Finds the order of the lookups by bin, whose counts become the starts within the chunk. Called by
+// all threads, after a barrier.
 __device__ __forceinline__ void order_by_bin(ScatterScratch& scratch, const SortedChunk& chunk,
                                              const IdSplitter& splitter, const TiledRange& range) {
   static_assert(writes_by_bin(4 * kPrepareThreads, kMaxChunkShift) &&
                 !writes_by_bin(8 * kPrepareThreads, kMaxChunkShift));
-  const int lane = threadIdx.x % 32;
-  const int warp = threadIdx.x / 32;
   const bool has_bins = 4 * static_cast<int32_t>(threadIdx.x) < range.bins;
   uint4& own = reinterpret_cast<uint4*>(scratch.bins())[has_bins ? threadIdx.x : 0];
   const uint4 counts = has_bins ? own : make_uint4(0, 0, 0, 0);
-  const uint32_t sum = counts.x + counts.y + counts.z + counts.w;
-  const uint32_t up_to = inclusive_sum(sum);
-  if (lane == 31) scratch.warp_sums[warp] = up_to;
-  __syncthreads();
-  const uint32_t of_warp = lane < kPrepareWarps ? scratch.warp_sums[lane] : 0;
   uint4 starts;
-  starts.x = up_to - sum + __reduce_add_sync(kAllLanes, lane < warp ? of_warp : 0);
+  starts.x = sum_of_threads_before(counts.x + counts.y + counts.z + counts.w, scratch.warp_sums);
   starts.y = starts.x + counts.x;
   starts.z = starts.y + counts.y;
   starts.w = starts.z + counts.z;

@@ -29,6 +29,19 @@ __device__ __forceinline__ T inclusive_sum(T value) {
   return value;
 }
 
+// The sum of the values of the block's threads before this one. warp_sums: in shared memory, free.
+// Called by all threads; has a barrier.
+template <int kWarps>
+__device__ __forceinline__ uint32_t sum_of_threads_before(uint32_t value,
+                                                          uint32_t (&warp_sums)[kWarps]) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int warp = static_cast<int>(threadIdx.x / 32);
+  const uint32_t up_to = inclusive_sum(value);
+  if (lane == 31) warp_sums[warp] = up_to;
+  __syncthreads();
+  return up_to - value + __reduce_add_sync(kAllLanes, lane < warp ? warp_sums[lane] : 0);
+}
+
 // The lookups of a feature's samples.
 struct LookupSpan {
   int64_t begin;  // in or out of the range, as the offsets say

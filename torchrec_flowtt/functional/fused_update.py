@@ -150,16 +150,16 @@ class _FusedLookup(torch.autograd.Function):
 
 
 def _refuse_meta(update: FusedUpdate) -> None:
-    named = [("learning_rate", update.learning_rate), ("iter", update.iter)]
-    named += [("momentum1", state) for state in update.momentum1]
-    named += [("momentum2", state) for state in update.momentum2]
-    for name, state in named:
-        if state.is_meta:
-            raise ValueError(
-                f"{name} is on the meta device and the cores are not: no step would be made; give "
-                "a module that was built on meta memory with to_empty(device=...) before its state "
-                "is loaded (load_state_dict(assign=True) alone leaves out the learning rate)"
-            )
+    for name in ("learning_rate", "iter", "momentum1", "momentum2"):
+        value = getattr(update, name)
+        for state in (value,) if isinstance(value, Tensor) else value:
+            if state.is_meta:
+                raise ValueError(
+                    f"{name} is on the meta device and the cores are not: no step would be made; "
+                    "give a module that was built on the meta device memory by to_empty(device=...)"
+                    " before its state is loaded (load_state_dict(assign=True) alone leaves out "
+                    "the learning rate)"
+                )
 
 
 @torch.compiler.disable(  # type: ignore[untyped-decorator,unused-ignore]

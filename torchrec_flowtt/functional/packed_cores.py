@@ -31,8 +31,8 @@ class PackedCores:
     The cores are packed again, in the same memory, when a lookup finds that they have changed: they
     are other tensors, or their version counters or addresses are others. Changes through ``.data``
     and by collectives (``torch.distributed.broadcast``) do not count versions: call
-    :meth:`invalidate` after them. A change of PyTorch's TF32 setting,
-    or of the cores' shapes, dtype or device, takes new memory.
+    :meth:`invalidate` after them. A change of PyTorch's TF32 setting, or of the cores' shapes,
+    dtype or device, takes new memory.
 
     A captured CUDA graph reads this memory and does not look at the cores: after they have changed,
     call :meth:`refresh`, or look up once outside of the graph, before it is replayed. The object
