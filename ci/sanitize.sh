@@ -5,9 +5,10 @@
 #
 # Needs a GPU, and what tests/gpu/README.md says. The four tools run side by side, each on tests that
 # reach every kernel. The exit status is 1 if a tool found something or a test failed, or if a tool
-# did not come to its end. SECONDS_A_TOOL bounds each (default 300); WORKERS_A_TOOL is how many
-# processes share its tests (default 4, with pytest-xdist); TOOLS names some of the four; PYTHON names
-# the interpreter. Complete output is kept in the folder of the log, as TOOL.log.
+# did not come to its end. SECONDS_A_TOOL bounds each (default 600); WORKERS_A_TOOL is how many
+# processes share its tests (default 4, with pytest-xdist); TOOLS names some of the four, as 16
+# processes are slow where there are few CPUs; PYTHON names the interpreter. Complete output is kept
+# in the folder of the log, as TOOL.log.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 log=$(realpath -m "${1:?usage: ci/sanitize.sh LOG}")
@@ -40,7 +41,7 @@ run_tool() {
     "${PYTHON:-python3}" -m pytest -q -p no:cacheprovider tests/gpu
     -n "${WORKERS_A_TOOL:-4}" --dist worksteal -k "${chosen[$tool]}")
   case $tool in memcheck | initcheck) export PYTORCH_NO_CUDA_MEMORY_CACHING=1 ;; esac
-  timeout "${SECONDS_A_TOOL:-300}" "${command[@]}" >"$folder/$tool.log" 2>&1
+  timeout "${SECONDS_A_TOOL:-600}" "${command[@]}" >"$folder/$tool.log" 2>&1
   status=$?
   {
     echo "== $tool"
