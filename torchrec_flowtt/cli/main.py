@@ -10,7 +10,11 @@ from torchrec_flowtt.train.early_interruption import leave_quietly_on_ctrl_c
 from torchrec_flowtt.version import __version__
 
 # Name to module; each has the command under its own name, and takes torch's time to load.
-COMMANDS = {"demo": "torchrec_flowtt.train.demo", "train": "torchrec_flowtt.train.command"}
+COMMANDS = {
+    "calibrate": "torchrec_flowtt.planner.calibrate",
+    "demo": "torchrec_flowtt.train.demo",
+    "train": "torchrec_flowtt.train.command",
+}
 
 
 class LateGroup(click.Group):

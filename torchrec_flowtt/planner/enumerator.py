@@ -32,7 +32,7 @@ class FlowTTEmbeddingEnumerator(EmbeddingEnumerator):
         batch_size: examples a rank and batch.
         constraints: as TorchRec's.
         estimator: estimators to wrap; TorchRec's defaults if ``None``.
-        cost: arithmetic of TT lookups.
+        cost: times of TT lookups; by default those of :meth:`TTLookupCost.default`.
         **kwargs: further arguments of ``EmbeddingEnumerator``.
     """
 

@@ -40,7 +40,7 @@ class FlowTTEmbeddingShardingPlanner(EmbeddingShardingPlanner):
 
     Args:
         *args: as for ``EmbeddingShardingPlanner``.
-        cost: arithmetic of TT lookups.
+        cost: times of TT lookups; by default those of :meth:`TTLookupCost.default`.
         **kwargs: as for ``EmbeddingShardingPlanner``. An ``enumerator`` must be a
             :class:`FlowTTEmbeddingEnumerator`.
 

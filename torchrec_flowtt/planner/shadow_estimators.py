@@ -4,7 +4,8 @@ TorchRec's estimators know FBGEMM tables. For every option of a TT table they ar
 the same option for an FBGEMM table of the same dimension with as many rows as the TT-cores have
 elements to fill. Input, output, all-to-all and all-reduce costs then come out right in every
 TorchRec release. Two things are corrected afterwards: storage by the exact bytes of cores and
-optimizer state, and compute time by the arithmetic of the core products.
+optimizer state, and compute time by what was measured on the card, or else by the arithmetic of
+the core products.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
 from torchrec_flowtt.distributed.compat import with_tensor
 from torchrec_flowtt.distributed.fused_params import FusedOptimizerParams
 from torchrec_flowtt.distributed.table_parameters import tt_spec_of
-from torchrec_flowtt.planner.lookup_cost import TTLookupCost
+from torchrec_flowtt.planner.lookup_cost import LookupLoad, TTLookupCost
 from torchrec_flowtt.shapes import TTSpec
 
 
@@ -81,7 +82,7 @@ class ShadowEstimator(ShardEstimator):
     Args:
         estimator: the estimator.
         topology: the devices planned for.
-        cost: arithmetic of TT lookups.
+        cost: times of TT lookups; by default those of :meth:`TTLookupCost.default`.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class ShadowEstimator(ShardEstimator):
         """Builds it; see the class for the arguments."""
         self._estimator = estimator
         self._topology = topology
-        self._cost = TTLookupCost() if cost is None else cost
+        self._cost = TTLookupCost.default(topology.compute_device) if cost is None else cost
 
     def estimate(self, sharding_options: list[ShardingOption], *args: Any, **kwargs: Any) -> None:
         """Fill in storage or perf of every shard; other arguments are handed through."""
@@ -101,6 +102,7 @@ class ShadowEstimator(ShardEstimator):
         ]
         before = [[(s.storage, s.perf) for s in shadow.shards] for shadow in shadows]
         self._estimator.estimate(shadows, *args, **kwargs)
+        together = call_lookups(sharding_options)
         for option, spec, shadow, previous in zip(
             sharding_options, specs, shadows, before, strict=True
         ):
@@ -114,7 +116,7 @@ class ShadowEstimator(ShardEstimator):
                         option, spec, estimated.storage, _fused_params(option, args, kwargs)
                     )
                 if estimated.perf is not perf:
-                    shard.perf = self._with_arithmetic(option, spec, estimated.perf)
+                    shard.perf = self._with_lookups(option, spec, estimated.perf, together)
 
     def _exact_storage(
         self,
@@ -133,26 +135,52 @@ class ShadowEstimator(ShardEstimator):
             result.hbm += exact - charged
         return result
 
-    def _with_arithmetic(self, option: ShardingOption, spec: TTSpec, perf: Any) -> Any:
-        lookups = expected_lookups(option, self._topology)
+    def _with_lookups(
+        self, option: ShardingOption, spec: TTSpec, perf: Any, together: float
+    ) -> Any:
         device = self._topology.compute_device
+        load = LookupLoad(
+            lookups=expected_lookups(option, self._topology),
+            pooling_factor=sum(option.input_lengths) / max(len(option.input_lengths), 1),
+            call_lookups=together,
+        )
+        forward = self._cost.forward_ms(spec, load, device)
+        backward = self._cost.backward_ms(spec, load, device)
         result = copy.copy(perf)
-        result.fwd_compute = max(perf.fwd_compute, self._cost.forward_ms(spec, lookups, device))
-        result.bwd_compute = max(perf.bwd_compute, self._cost.backward_ms(spec, lookups, device))
+        if self._cost.is_measured(device):
+            result.fwd_compute, result.bwd_compute = forward, backward
+        else:
+            result.fwd_compute = max(perf.fwd_compute, forward)
+            result.bwd_compute = max(perf.bwd_compute, backward)
         return result
+
+
+def call_lookups(options: Sequence[ShardingOption]) -> float:
+    """Lookups of all TT tables that a rank does in a batch, the tables evenly shared out.
+
+    A table-wise table is looked up for the batches of all ranks, but by one rank of them, so each
+    counts as often as a data-parallel one.
+    """
+    tables = {option.fqn: option for option in options if tt_spec_of(option.tensor) is not None}
+    return sum(local_lookups(option) for option in tables.values())
+
+
+def local_lookups(option: ShardingOption) -> float:
+    """Rows of a table that the batch of one rank needs."""
+    poolings: Sequence[float] = getattr(option, "num_poolings", None) or [1.0]
+    if len(poolings) != len(option.input_lengths):
+        poolings = [1.0] * len(option.input_lengths)
+    found: float = option.batch_size * sum(
+        length * pooling for length, pooling in zip(option.input_lengths, poolings, strict=True)
+    )
+    return found
 
 
 def expected_lookups(option: ShardingOption, topology: Topology) -> float:
     """Rows of a table that one rank looks up in a batch."""
-    poolings: Sequence[float] = getattr(option, "num_poolings", None) or [1.0]
-    if len(poolings) != len(option.input_lengths):
-        poolings = [1.0] * len(option.input_lengths)
-    local: float = option.batch_size * sum(
-        length * pooling for length, pooling in zip(option.input_lengths, poolings, strict=True)
-    )
     if option.sharding_type == ShardingType.DATA_PARALLEL.value:
-        return local
-    return local * int(topology.world_size)
+        return local_lookups(option)
+    return local_lookups(option) * int(topology.world_size)
 
 
 def _fused_params(
