@@ -88,6 +88,7 @@ docs: $(BUILT) requirements/docs.lock ## build the documentation into build/docs
 performance: $(DEPS) requirements/plots.lock ## draw docs/performance/h200 from the measurements in it
 	$(PIP) install --quiet -r requirements/plots.lock
 	$(BIN)/python benchmarks/performance_report.py docs/performance/h200
+	PYTHONPATH=. $(BIN)/python benchmarks/planner_predictions.py docs/performance/h200
 
 audit: $(DEPS) requirements/audit.lock ## build the CUDA kernels into build/cuda and audit the library's ABI
 	$(PIP) install --quiet -r requirements/audit.lock

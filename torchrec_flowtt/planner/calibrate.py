@@ -10,22 +10,25 @@ import random
 import shlex
 import statistics
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import click
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tqdm import tqdm
 
-from torchrec_flowtt.planner.calibration import Calibration, Ids, Precision
+from torchrec_flowtt.planner.calibration import Calibration, Ids, Measurement, Phase
+from torchrec_flowtt.planner.coefficient_fit import fit
 from torchrec_flowtt.planner.lookup_measurement import (
     CPU_PLAN,
     CUDA_PLAN,
     OPTIMIZER,
     Lookups,
     Plan,
-    lookup_us,
-    measure_grids,
+    measure_lookup,
+    measure_plan,
 )
 from torchrec_flowtt.planner.row_bandwidth import fbgemm_bytes_per_ms
 from torchrec_flowtt.shapes import TTSpec
@@ -34,20 +37,18 @@ _PACKAGES = ("torch", "torchrec-flowtt", "fbgemm-gpu", "fbgemm-gpu-cpu")
 
 
 class Prediction(NamedTuple):
-    """A table that no grid has, predicted and measured; in microseconds."""
+    """A lookup that was measured, and what the calibration says of it; in microseconds."""
 
-    spec: TTSpec
-    lookups: int
-    pooling_factor: int
-    ids: Ids
-    precision: Precision
-    predicted: tuple[float, float]  # forward, backward
-    measured: tuple[float, float]
+    measured: Measurement
+    forward_us: float
+    backward_us: float
 
     def errors(self) -> tuple[float, float]:
         """Predicted over measured, less 1: forward, backward."""
-        forward, backward = zip(self.predicted, self.measured, strict=True)
-        return forward[0] / forward[1] - 1, backward[0] / backward[1] - 1
+        return (
+            self.forward_us / self.measured.forward_us - 1,
+            self.backward_us / self.measured.backward_us - 1,
+        )
 
 
 @click.command("calibrate")
@@ -64,6 +65,12 @@ class Prediction(NamedTuple):
     help="File to write.",
 )
 @click.option(
+    "--measurements",
+    "kept",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File for the measurements; if there is one already they are read instead of measured.",
+)
+@click.option(
     "--check",
     "checks",
     type=click.IntRange(min=0),
@@ -71,101 +78,167 @@ class Prediction(NamedTuple):
     show_default=True,
     help="Tables drawn at random whose times are predicted, and then measured.",
 )
-def calibrate(device: str | None, output: Path, checks: int) -> None:
+def calibrate(device: str | None, output: Path, kept: Path | None, checks: int) -> None:
     """Measure TT lookups on this machine, so that the planner can predict them.
 
     Give the file to the planner:
     FlowTTEmbeddingShardingPlanner(cost=TTLookupCost(calibration=Calibration.load(path))).
     """
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda" and not torch.cuda.is_available():
-        raise click.UsageError("--device cuda needs a GPU that torch can use; this torch has none")
-    if not output.parent.is_dir():
-        raise click.UsageError(f"--output {output}: there is no folder {output.parent}")
-    plan = CUDA_PLAN if device == "cuda" else CPU_PLAN
-    calibration = measure(plan, torch.device(device))
+    for path in (output, kept):
+        if path is not None and not path.parent.is_dir():
+            raise click.UsageError(f"there is no folder {path.parent} for {path}")
+    if kept is not None and kept.exists():
+        measured = read_measurements(kept)
+    else:
+        if device is None:
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        if device == "cuda" and not torch.cuda.is_available():
+            raise click.UsageError("--device cuda needs a GPU that torch can use, and finds none")
+        plan = CUDA_PLAN if device == "cuda" else CPU_PLAN
+        measured = measure(plan, torch.device(device), checks)
+        if kept is not None:
+            kept.write_text(measured.model_dump_json() + "\n")
+    calibration = fitted(measured)
     output.write_text(calibration.model_dump_json(indent=1) + "\n")
     click.echo(f"{calibration.card}: {output}")
-    found = predictions(calibration, checks)
+    found = predictions(calibration, measured.checks)
     for prediction in found:
         click.echo(describe(prediction))
     if found:
         click.echo(summary(found))
 
 
-def measure(plan: Plan, device: torch.device) -> Calibration:
-    """Measures all that a calibration has."""
-    with tqdm(total=plan.count(), unit="lookup", disable=None) as bar:
-        grids = measure_grids(plan, device, bar.update)
-    return Calibration(
+class Measurements(BaseModel):
+    """All that was measured on one machine.
+
+    Attributes:
+        card: name of the card, or of the processor.
+        device: ``"cuda"`` or ``"cpu"``.
+        pooling_factor: lookups of a pooled bag.
+        optimizer: whose step is part of the backward pass.
+        fbgemm_bytes_per_ms: see :class:`Calibration`.
+        run: versions, date and command.
+        points: what is fitted.
+        checks: tables drawn at random, which are not.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    card: str
+    device: Literal["cuda", "cpu"]
+    pooling_factor: int
+    optimizer: str
+    fbgemm_bytes_per_ms: float | None
+    run: dict[str, str]
+    points: tuple[Measurement, ...] = Field(min_length=1)
+    checks: tuple[Measurement, ...]
+
+
+def read_measurements(path: Path) -> Measurements:
+    """What ``--measurements`` wrote.
+
+    Raises:
+        click.UsageError: there is something else in the file.
+    """
+    try:
+        return Measurements.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise click.UsageError(
+            f"--measurements {path} has no measurements: {where}: {first['msg']}"
+        ) from error
+
+
+def measure(plan: Plan, device: torch.device, checks: int) -> Measurements:
+    """Measures a plan, and tables drawn at random."""
+    with tqdm(total=plan.count() + checks, unit="lookup", disable=None) as bar:
+        points = measure_plan(plan, device, bar.update)
+        drawn = measure_random_tables(plan, device, checks, bar.update)
+    return Measurements(
         card=torch.cuda.get_device_name() if device.type == "cuda" else _processor(),
         device="cuda" if device.type == "cuda" else "cpu",
-        num_embeddings=plan.num_embeddings,
         pooling_factor=plan.pooling_factor,
-        zipf_exponent=plan.zipf_exponent,
         optimizer=OPTIMIZER.value,
         fbgemm_bytes_per_ms=fbgemm_bytes_per_ms(device),
         run=_run(),
-        grids=grids,
+        points=tuple(points),
+        checks=tuple(drawn),
     )
 
 
-def predictions(calibration: Calibration, count: int, seed: int = 0) -> list[Prediction]:
-    """Tables drawn at random, on the calibration's device."""
-    drawn = random.Random(seed)
-    device = torch.device(calibration.device)
+def fitted(measured: Measurements) -> Calibration:
+    """The calibration that measurements make."""
+    return Calibration(
+        card=measured.card,
+        device=measured.device,
+        pooling_factor=measured.pooling_factor,
+        optimizer=measured.optimizer,
+        fbgemm_bytes_per_ms=measured.fbgemm_bytes_per_ms,
+        run=measured.run,
+        coefficients=fit(measured.points, measured.device),
+    )
+
+
+def measure_random_tables(
+    plan: Plan, device: torch.device, count: int, advance: Callable[[], object] = lambda: None
+) -> list[Measurement]:
+    """Lookups of tables between those of a plan, in at least 256 bags."""
+    drawn = random.Random(0)
     lookups: dict[int, Lookups] = {}
-    most = max(calibration.grids[0].lookups)
     found = []
     for _ in range(count):
-        grid = drawn.choice(calibration.grids)
-        rows = drawn.choice([1_000_000, 10_000_000, 30_000_000])
-        dims = [d for d in (16, 32, 48, 64, 96, 128, 192, 256) if d <= grid.embedding_dims[-1]]
+        num_cores, (ranks, dims, counts) = drawn.choice(sorted(plan.grids.items()))
+        rows = drawn.choice([plan.num_embeddings // 10, plan.num_embeddings])
+        columns = [d for d in (16, 32, 48, 64, 96, 128, 192, 256) if dims[0] <= d <= dims[-1]]
         spec = TTSpec.suggest(
             rows,
-            drawn.choice([d for d in dims if d >= grid.embedding_dims[0]]),
-            num_cores=grid.num_cores,
-            tt_ranks=int(math.exp(drawn.uniform(*map(math.log, _ends(grid.tt_ranks))))),
+            drawn.choice(columns),
+            num_cores=num_cores,
+            tt_ranks=int(math.exp(drawn.uniform(math.log(ranks[0]), math.log(ranks[-1])))),
         )
-        number = int(math.exp(drawn.uniform(*map(math.log, _ends(grid.lookups)))))
-        length = drawn.choice([1, 5, calibration.pooling_factor, 50])
+        length = drawn.choice([1, 5, plan.pooling_factor])
+        number = int(math.exp(drawn.uniform(math.log(256 * length), math.log(counts[-1]))))
         ids: Ids = drawn.choice(["uniform", "zipf"])
-        precision = drawn.choice(sorted({t.precision for t in grid.times}))
+        precision = drawn.choice(plan.precisions)
         if rows not in lookups:
-            lookups[rows] = Lookups(rows, calibration.zipf_exponent, device)
-        batch = lookups[rows].draw(most, ids)[:number]
-        forward, backward = (
-            calibration.us(
-                spec, number, phase=phase, precision=precision, ids=ids, pooling_factor=length
-            )
-            for phase in ("forward", "backward")
-        )
-        measured = lookup_us(spec, batch, length, precision)
-        found.append(
-            Prediction(spec, number, length, ids, precision, (forward, backward), measured)
-        )
+            lookups[rows] = Lookups(rows, plan.zipf_exponent, device)
+        found.append(measure_lookup(spec, lookups[rows], number, ids, length, precision))
+        advance()
     return found
+
+
+def predictions(calibration: Calibration, measured: Iterable[Measurement]) -> list[Prediction]:
+    """What a calibration says of lookups that were measured."""
+    phases: tuple[Phase, ...] = ("forward", "backward")
+    return [
+        Prediction(
+            m,
+            *(
+                calibration.us(
+                    m.spec,
+                    m.lookups,
+                    phase=phase,
+                    precision=m.precision,
+                    ids=m.ids,
+                    pooling_factor=m.pooling_factor,
+                )
+                for phase in phases
+            ),
+        )
+        for m in measured
+    ]
 
 
 def describe(prediction: Prediction) -> str:
     """One line."""
-    spec = prediction.spec
-    errors = prediction.errors()
-    parts = [
-        f"{name} {measured:,.0f} us, predicted {predicted:,.0f} ({error:+.0%})"
-        for name, measured, predicted, error in zip(
-            ("forward", "backward"),
-            prediction.measured,
-            prediction.predicted,
-            errors,
-            strict=True,
-        )
-    ]
+    m = prediction.measured
+    forward, backward = prediction.errors()
     return (
-        f"{spec.num_embeddings:,} x {spec.embedding_dim}, ranks {spec.tt_ranks}, "
-        f"{prediction.lookups:,} lookups ({prediction.pooling_factor} a bag, {prediction.ids}, "
-        f"{prediction.precision}): " + "; ".join(parts)
+        f"{m.num_embeddings:,} x {m.embedding_dim}, q {m.q_shapes}, ranks {m.tt_ranks}, "
+        f"{m.lookups:,} lookups ({m.pooling_factor} a bag, {m.ids}, {m.precision}): "
+        f"forward {m.forward_us:,.0f} us, predicted {prediction.forward_us:,.0f} ({forward:+.0%}); "
+        f"backward {m.backward_us:,.0f}, predicted {prediction.backward_us:,.0f} ({backward:+.0%})"
     )
 
 
@@ -182,10 +255,6 @@ def summary(found: list[Prediction]) -> str:
     return "\n".join(lines)
 
 
-def _ends(axis: tuple[int, ...]) -> tuple[int, int]:
-    return axis[0], axis[-1]
-
-
 def _processor() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -197,7 +266,9 @@ def _processor() -> str:
 
 def _run() -> dict[str, str]:
     found = {
-        "command": shlex.join(["flowtt", *sys.argv[1:]]),
+        "command": shlex.join(
+            ["flowtt", *(a if a[:1] != "/" else Path(a).name for a in sys.argv[1:])]
+        ),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "python": platform.python_version(),
     }

@@ -1,9 +1,11 @@
-"""Measured times of TT lookups on one card, and what they say of other lookups.
+"""What TT lookups take on one card, fitted to measurements.
 
-``flowtt calibrate`` measures them; those of an NVIDIA H200 come with the package. Times lie on
-grids of ranks, columns and lookups, one for each number of cores. Between the points they are
-interpolated, linearly in the logarithms: a kernel's time is a power of each of these, piece by
-piece.
+``flowtt calibrate`` measures lookups and fits, for each family of kernels,
+
+    us = fixed + lookups * (lookup + column * columns + flop * flops) + parameter * parameters
+
+with no negative coefficient, so that the relative errors are least. Those of an NVIDIA H200 come
+with the package.
 """
 
 from __future__ import annotations
@@ -11,75 +13,116 @@ from __future__ import annotations
 import functools
 import importlib.resources
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from torchrec_flowtt.planner.kernel_families import lookup_work
 from torchrec_flowtt.shapes import TTSpec
 
 Precision = Literal["fp32", "tf32"]
 Bags = Literal["single", "pooled"]
 Ids = Literal["uniform", "zipf"]
 Phase = Literal["forward", "backward"]
+Calls = Literal["small", "large"]
+
+# Calls of fewer lookups mostly take the general kernels.
+SMALL_CALL = 4_096
 
 
 class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class GridTimes(_Record):
-    """Times on a grid, of one kind of lookup.
+class Measurement(_Record):
+    """Times of one call.
 
     Attributes:
-        precision: of fp32 cores: ``"fp32"``, or ``"tf32"`` where PyTorch allows it.
+        num_embeddings: N.
+        embedding_dim: D.
+        p_shapes: row factors.
+        q_shapes: column factors.
+        tt_ranks: inner ranks.
+        lookups: of the call.
+        pooling_factor: lookups of each bag.
+        ids: how ids were distributed.
+        precision: of the products.
+        forward_us: microseconds of the forward pass.
+        backward_us: microseconds of the backward pass with the optimizer's step.
+    """
+
+    num_embeddings: int
+    embedding_dim: int
+    p_shapes: tuple[int, ...]
+    q_shapes: tuple[int, ...]
+    tt_ranks: tuple[int, ...]
+    lookups: int = Field(gt=0)
+    pooling_factor: int = Field(ge=1)
+    ids: Ids
+    precision: Precision
+    forward_us: float = Field(gt=0)
+    backward_us: float = Field(gt=0)
+
+    @property
+    def spec(self) -> TTSpec:
+        """The table."""
+        return TTSpec(
+            self.num_embeddings,
+            self.embedding_dim,
+            p_shapes=self.p_shapes,
+            q_shapes=self.q_shapes,
+            tt_ranks=self.tt_ranks,
+        )
+
+    def us(self, phase: Phase) -> float:
+        """Microseconds of a phase."""
+        return self.forward_us if phase == "forward" else self.backward_us
+
+
+class Coefficients(_Record):
+    """Those of one kind of lookup, see the module; in microseconds.
+
+    Attributes:
+        family: of kernels, see :class:`~torchrec_flowtt.planner.kernel_families.LookupWork`.
+        calls: of fewer than ``SMALL_CALL`` lookups, or of more.
+        precision: of the products.
         bags: of one lookup each, or of the calibration's ``pooling_factor``.
         ids: how they are distributed.
         phase: the forward pass, or the backward pass with the optimizer's step.
-        us: microseconds, ``[len(tt_ranks), len(embedding_dims), len(lookups)]``.
+        fixed: of a call.
+        lookup: of a lookup.
+        column: of a column of a lookup.
+        flop: of a multiplication or addition, paddings included.
+        parameter: of an element of the cores.
+        error: root mean square of the relative errors of the fit.
+        points: measurements that it was fitted to.
     """
 
+    family: str
+    calls: Calls
     precision: Precision
     bags: Bags
     ids: Ids
     phase: Phase
-    us: tuple[tuple[tuple[float, ...], ...], ...]
+    fixed: float = Field(ge=0)
+    lookup: float = Field(ge=0)
+    column: float = Field(ge=0)
+    flop: float = Field(ge=0)
+    parameter: float = Field(ge=0)
+    error: float = Field(ge=0)
+    points: int = Field(gt=0)
 
+    def of_call(self) -> float:
+        """Microseconds that all tables of a call share."""
+        return self.fixed
 
-class Grid(_Record):
-    """Tables of one number of cores, and their times.
-
-    Attributes:
-        num_cores: TT-cores of a table.
-        tt_ranks: of all inner bonds alike, ascending.
-        embedding_dims: columns, ascending.
-        lookups: of a call, ascending.
-        times: one for each kind of lookup.
-    """
-
-    num_cores: int = Field(ge=2, le=4)
-    tt_ranks: tuple[int, ...] = Field(min_length=1)
-    embedding_dims: tuple[int, ...] = Field(min_length=1)
-    lookups: tuple[int, ...] = Field(min_length=1)
-    times: tuple[GridTimes, ...] = Field(min_length=1)
-
-    @model_validator(mode="after")
-    def _check(self) -> Grid:
-        axes = (self.tt_ranks, self.embedding_dims, self.lookups)
-        for name, axis in zip(("tt_ranks", "embedding_dims", "lookups"), axes, strict=True):
-            if axis[0] <= 0 or any(a >= b for a, b in zip(axis, axis[1:], strict=False)):
-                raise ValueError(f"{name} must be positive and ascend, got {list(axis)}")
-        shape = tuple(map(len, axes))
-        for times in self.times:
-            array = np.array(times.us, dtype=object)
-            if array.shape != shape:
-                raise ValueError(f"us must have the shape of its grid, {shape}, got {array.shape}")
-            if not (np.isfinite(array.astype(float)).all() and (array.astype(float) > 0).all()):
-                raise ValueError("us must be positive and finite")
-        return self
+    def of_table(self, spec: TTSpec, lookups: float, device: str) -> float:
+        """Microseconds of a table's lookups besides."""
+        work = lookup_work(spec, device)
+        each = self.lookup + self.column * work.columns + self.flop * work.flops
+        return lookups * each + self.parameter * spec.num_parameters
 
 
 class Calibration(_Record):
@@ -88,37 +131,34 @@ class Calibration(_Record):
     Attributes:
         card: name of the card, or of the processor.
         device: ``"cuda"`` or ``"cpu"``.
-        num_embeddings: rows of every table that was measured.
         pooling_factor: lookups of a pooled bag.
-        zipf_exponent: of the skewed ids.
         optimizer: whose step is part of the backward pass.
         fbgemm_bytes_per_ms: what FBGEMM's lookup of uncompressed rows moves on the card, indices,
             rows and output; None where it was not measured.
         run: versions, date and command.
-        grids: the times.
+        coefficients: of all kinds of lookups.
     """
 
     format_version: Literal[1] = 1
     card: str
     device: Literal["cuda", "cpu"]
-    num_embeddings: int = Field(gt=0)
     pooling_factor: int = Field(gt=1)
-    zipf_exponent: float
     optimizer: str
     fbgemm_bytes_per_ms: float | None = None
     run: dict[str, str]
-    grids: tuple[Grid, ...] = Field(min_length=1)
+    coefficients: tuple[Coefficients, ...] = Field(min_length=1)
 
     @classmethod
-    def load(cls, path: Path) -> Calibration:
+    def load(cls, path: Path | str) -> Calibration:
         """Reads what ``flowtt calibrate`` wrote.
 
         Raises:
             OSError: the file cannot be read.
             ValueError: it is no calibration; says what is wrong first.
         """
+        path = Path(path)
         try:
-            return cls.model_validate_json(path.read_text())
+            return cls.model_validate_json(path.read_bytes())
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(map(str, first["loc"]))
@@ -133,67 +173,53 @@ class Calibration(_Record):
         precision: Precision = "fp32",
         ids: Ids = "zipf",
         pooling_factor: float = 1.0,
+        call_lookups: float = 0.0,
     ) -> float:
-        """Microseconds of one call.
-
-        Beyond the grid a time grows with the arithmetic of a lookup, and with the number of
-        lookups; below it, it stays.
+        """Microseconds of a table's lookups.
 
         Args:
-            spec: the table; of different ranks the geometric mean counts.
-            lookups: of the call, more than 0.
+            spec: the table.
+            lookups: of the table, more than 0.
             phase: forward or backward pass.
-            precision: of the products.
+            precision: of the products; that of tf32 if only the other was measured, and so on.
             ids: how ids are distributed.
-            pooling_factor: average lookups of a bag.
-
-        Raises:
-            ValueError: the calibration has no times of such lookups.
+            pooling_factor: average lookups of a bag. Between those measured, times are
+                interpolated by its logarithm.
+            call_lookups: of all tables of the call. What a call costs whatever its lookups is
+                shared out by them.
         """
-        grid = next((g for g in self.grids if g.num_cores == spec.num_cores), None)
-        if grid is None:
-            raise ValueError(
-                f"the calibration of {self.card} has no tables of {spec.num_cores} cores"
-            )
-        weight = math.log(max(pooling_factor, 1.0)) / math.log(self.pooling_factor)
-        weight = min(weight, 1.0)
+        together = max(call_lookups, lookups)
+        pooled = math.log(max(pooling_factor, 1.0)) / math.log(self.pooling_factor)
+        shares: dict[Bags, float] = {"pooled": min(pooled, 1.0)}
+        shares["single"] = 1.0 - shares["pooled"]
         logs = 0.0
-        for bags, share in (("single", 1.0 - weight), ("pooled", weight)):
+        for bags, share in shares.items():
             if share > 0.0:
-                times = _find(self.card, grid, precision, bags, ids, phase)
-                logs += share * _interpolated(grid, times, spec, lookups)
+                found = self._find(spec, together, precision, bags, ids, phase)
+                us = found.of_table(spec, lookups, self.device)
+                us += found.of_call() * lookups / together
+                logs += share * math.log(max(us, 1e-3))
         return math.exp(logs)
 
+    def _find(
+        self, spec: TTSpec, lookups: float, precision: Precision, bags: Bags, ids: Ids, phase: Phase
+    ) -> Coefficients:
+        """The kind of lookup that is most alike."""
+        family = lookup_work(spec, self.device).family
+        calls = "small" if lookups < SMALL_CALL else "large"
 
-def _find(
-    card: str, grid: Grid, precision: Precision, bags: str, ids: Ids, phase: Phase
-) -> GridTimes:
-    wanted = (precision, bags, ids, phase)
-    for times in grid.times:
-        if (times.precision, times.bags, times.ids, times.phase) == wanted:
-            return times
-    raise ValueError(f"the calibration of {card} has no times of {' '.join(wanted)}")
+        def differences(other: Coefficients) -> tuple[bool, ...]:
+            return (
+                other.phase != phase,
+                other.family != family,
+                other.family != "general",
+                other.bags != bags,
+                other.calls != calls,
+                other.precision != precision,
+                other.ids != ids,
+            )
 
-
-def _interpolated(grid: Grid, times: GridTimes, spec: TTSpec, lookups: float) -> float:
-    """The logarithm of the microseconds."""
-    rank = math.exp(sum(map(math.log, spec.tt_ranks)) / len(spec.tt_ranks))
-    values = np.log(np.array(times.us))
-    for coordinate, axis in (
-        (lookups, grid.lookups),
-        (spec.embedding_dim, grid.embedding_dims),
-        (rank, grid.tt_ranks),
-    ):
-        values = _along_last(values, axis, coordinate)
-    beyond = max(lookups / grid.lookups[-1], 1.0)
-    beyond *= max(spec.embedding_dim / grid.embedding_dims[-1], 1.0)
-    beyond *= max(rank / grid.tt_ranks[-1], 1.0) ** (1 if spec.num_cores == 2 else 2)
-    return float(values) + math.log(beyond)
-
-
-def _along_last(values: np.ndarray, axis: Sequence[int], coordinate: float) -> np.ndarray:
-    points = np.log(axis)
-    return np.apply_along_axis(lambda v: np.interp(math.log(coordinate), points, v), -1, values)
+        return min(self.coefficients, key=differences)
 
 
 @functools.cache

@@ -64,12 +64,12 @@ class LookupLoad:
 class TTLookupCost:
     """Time of a batch of lookups.
 
-    On a device with a calibration, times are interpolated between those that were measured.
-    Elsewhere they are at least those of the arithmetic: a lookup multiplies d core slices. Lookups
-    that agree in all but the last index digit share the product of the other slices, and the
-    kernels compute it once, so that part is charged for ``1 - prefix_sharing`` of the lookups. A
-    backward pass needs the gradient of both factors of each product and computes the products
-    again, three times the forward arithmetic.
+    On a device with a calibration, times are those that were fitted to measurements. Elsewhere they
+    are at least those of the arithmetic: a lookup multiplies d core slices. Lookups that agree in
+    all but the last index digit share the product of the other slices, and the kernels compute it
+    once, so that part is charged for ``1 - prefix_sharing`` of the lookups. A backward pass needs
+    the gradient of both factors of each product and computes the products again, three times the
+    forward arithmetic.
 
     Args:
         rates: arithmetic rate by device type.
@@ -144,13 +144,13 @@ class TTLookupCost:
         if load.lookups <= 0:
             return 0.0
         precision = self.precision or ("tf32" if tf32_allowed() else "fp32")
-        together = max(load.call_lookups, load.lookups)
         us = self.calibration.us(
             spec,
-            together,
+            load.lookups,
             phase=phase,
             precision=precision if self.calibration.device == "cuda" else "fp32",
             ids=self.ids,
             pooling_factor=load.pooling_factor,
+            call_lookups=load.call_lookups,
         )
-        return us * load.lookups / together / 1e3
+        return us / 1e3

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchrec_flowtt.modules import OptimType, TableBatchedFlowTTEmbeddingBags
-from torchrec_flowtt.planner.calibration import Bags, Grid, GridTimes, Ids, Precision
+from torchrec_flowtt.planner.calibration import Ids, Measurement, Precision
 from torchrec_flowtt.shapes import TTSpec
 
 OPTIMIZER = OptimType.EXACT_ROWWISE_ADAGRAD
@@ -128,18 +128,26 @@ def matmul_precision(precision: Precision) -> Iterator[None]:
         settings.fp32_precision = before
 
 
-def lookup_us(
-    spec: TTSpec, ids: Tensor, pooling_factor: int, precision: Precision
-) -> tuple[float, float]:
-    """Microseconds of the forward pass, and of the backward pass with the optimizer's step.
+def measure_lookup(
+    spec: TTSpec, lookups: Lookups, count: int, ids: Ids, pooling_factor: int, precision: Precision
+) -> Measurement:
+    """Times of a call.
 
     Args:
         spec: the table.
-        ids: of the batch, int64 ``[lookups]``; those beyond the last whole bag are left out.
+        lookups: where its ids come from.
+        count: lookups; those beyond the last whole bag are left out.
+        ids: how they are distributed.
         pooling_factor: lookups of each bag.
         precision: of the products.
     """
-    device = ids.device
+    return _measured(spec, lookups.draw(count, ids), ids, pooling_factor, precision)
+
+
+def _measured(
+    spec: TTSpec, batch: Tensor, distribution: Ids, pooling_factor: int, precision: Precision
+) -> Measurement:
+    ids, device = batch, batch.device
     bags = ids.numel() // pooling_factor
     ids = ids[: bags * pooling_factor]
     offsets = torch.arange(0, ids.numel() + 1, pooling_factor, device=device)
@@ -158,12 +166,25 @@ def lookup_us(
         forward_ms = device_ms(forward, device)
         step_ms = device_ms(step, device)
     # A measurement's noise must not make a backward pass take no time.
-    return forward_ms * 1e3, max(step_ms - forward_ms, 0.1 * step_ms) * 1e3
+    backward_ms = max(step_ms - forward_ms, 0.1 * step_ms)
+    return Measurement(
+        num_embeddings=spec.num_embeddings,
+        embedding_dim=spec.embedding_dim,
+        p_shapes=spec.p_shapes,
+        q_shapes=spec.q_shapes,
+        tt_ranks=spec.tt_ranks,
+        lookups=ids.numel(),
+        pooling_factor=pooling_factor,
+        ids=distribution,
+        precision=precision,
+        forward_us=round(forward_ms * 1e3, 2),
+        backward_us=round(backward_ms * 1e3, 2),
+    )
 
 
-def measure_grids(
+def measure_plan(
     plan: Plan, device: torch.device, advance: Callable[[], object] = lambda: None
-) -> tuple[Grid, ...]:
+) -> list[Measurement]:
     """Measures a plan.
 
     Args:
@@ -172,41 +193,13 @@ def measure_grids(
         advance: called after each measurement; there are ``plan.count()``.
     """
     lookups = Lookups(plan.num_embeddings, plan.zipf_exponent, device)
-    bag_lengths: dict[Bags, int] = {"single": 1, "pooled": plan.pooling_factor}
+    bag_lengths = (1, plan.pooling_factor)
     every_ids: tuple[Ids, ...] = ("uniform", "zipf")
-    grids = []
-    for num_cores, (ranks, dims, counts) in plan.grids.items():
-        times = []
-        kinds = itertools.product(plan.precisions, bag_lengths.items(), every_ids)
-        for precision, (bags, length), ids in kinds:
-            forward, backward = [], []
-            for rank, dim, count in itertools.product(ranks, dims, counts):
-                spec = TTSpec.suggest(plan.num_embeddings, dim, tt_ranks=rank, num_cores=num_cores)
-                found = lookup_us(spec, lookups.draw(count, ids), length, precision)
-                forward.append(round(found[0], 2))
-                backward.append(round(found[1], 2))
+    found = []
+    for num_cores, axes in plan.grids.items():
+        for rank, dim, count in itertools.product(*axes):
+            spec = TTSpec.suggest(plan.num_embeddings, dim, tt_ranks=rank, num_cores=num_cores)
+            for kind in itertools.product(every_ids, bag_lengths, plan.precisions):
+                found.append(measure_lookup(spec, lookups, count, *kind))
                 advance()
-            shape = (len(ranks), len(dims), len(counts))
-            for phase, us in (("forward", forward), ("backward", backward)):
-                grid = torch.tensor(us, dtype=torch.float64).reshape(shape).tolist()
-                times.append(
-                    GridTimes.model_validate(
-                        {
-                            "precision": precision,
-                            "bags": bags,
-                            "ids": ids,
-                            "phase": phase,
-                            "us": grid,
-                        }
-                    )
-                )
-        grids.append(
-            Grid(
-                num_cores=num_cores,
-                tt_ranks=ranks,
-                embedding_dims=dims,
-                lookups=counts,
-                times=tuple(times),
-            )
-        )
-    return tuple(grids)
+    return found
