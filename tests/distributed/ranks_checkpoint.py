@@ -18,6 +18,7 @@ from torchrec.distributed.types import ShardingEnv
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from tests.distributed import resharded
+from tests.distributed.async_checkpoint import asynchronous_save
 from tests.distributed.checkpoint_jobs import (
     OPTIMIZERS,
     Job,
@@ -185,12 +186,17 @@ def learning_rate() -> None:
         assert {key.split(".")[2] for key in changed} == {"tt_a", "tt_b", "fb_tw"}, changed
 
 
-def dtensor_state() -> None:
-    def env() -> ShardingEnv:
-        group = dist.GroupMember.WORLD
-        return ShardingEnv(dist.get_world_size(), dist.get_rank(), group, output_dtensor=True)
+def dtensor_env() -> ShardingEnv:
+    group = dist.GroupMember.WORLD
+    return ShardingEnv(dist.get_world_size(), dist.get_rank(), group, output_dtensor=True)
 
-    job = Job(tables("tw0", "tw1", "dp"), OPTIMIZERS["adagrad"], env=env())
+
+def asynchronous_dtensor() -> None:
+    asynchronous_save("adagrad", env=dtensor_env())()
+
+
+def dtensor_state() -> None:
+    job = Job(tables("tw0", "tw1", "dp"), OPTIMIZERS["adagrad"], env=dtensor_env())
     key = "sparse.embedding_bags.tt_a.tt_cores.0"
     assert isinstance(job.model.state_dict()[key], DTensor)
     assert job.model.state_dict()[key].shape == job.tables[0].config().tt_spec.core_shapes[0]
@@ -199,7 +205,7 @@ def dtensor_state() -> None:
     dcp.save(job.state(), checkpoint_id=folder)
     expected = job.train(range(3, 5))
     torch.manual_seed(99)
-    resumed = Job(tables("tw0", "tw1", "dp"), OPTIMIZERS["adagrad"], env=env())
+    resumed = Job(tables("tw0", "tw1", "dp"), OPTIMIZERS["adagrad"], env=dtensor_env())
     resumed.load(folder)
     assert resumed.train(range(3, 5)) == expected
 
@@ -241,6 +247,9 @@ if __name__ == "__main__":
                     weights_between_table_wise_and_data_parallel
                 ),
                 "dtensor_state": dtensor_state,
+                "asynchronous_adagrad": asynchronous_save("adagrad"),
+                "asynchronous_adam": asynchronous_save("adam"),
+                "asynchronous_dtensor": asynchronous_dtensor,
                 "adagrad_state_between_shardings": optimizer_state_between_shardings("adagrad"),
                 "adam_state_between_shardings": optimizer_state_between_shardings("adam"),
                 "sgd_between_shardings": optimizer_state_between_shardings("sgd"),
