@@ -27,6 +27,7 @@ from tests.distributed.checkpoint_jobs import (
     tables,
     weights,
 )
+from tests.distributed.converted_tables import converted_tables_load
 from tests.distributed.sharded_models import Table, batch, dense_parameters
 from tests.distributed.torchrun_launcher import run_on_rank
 from torchrec_flowtt.distributed.optimizer_states import saved_in_other_sharding
@@ -250,6 +251,7 @@ if __name__ == "__main__":
                 "asynchronous_adagrad": asynchronous_save("adagrad"),
                 "asynchronous_adam": asynchronous_save("adam"),
                 "asynchronous_dtensor": asynchronous_dtensor,
+                "converted_tables_load": converted_tables_load,
                 "adagrad_state_between_shardings": optimizer_state_between_shardings("adagrad"),
                 "adam_state_between_shardings": optimizer_state_between_shardings("adam"),
                 "sgd_between_shardings": optimizer_state_between_shardings("sgd"),

@@ -25,6 +25,7 @@ CHECKS = [
     "asynchronous_adagrad",
     "asynchronous_adam",
     "asynchronous_dtensor",
+    "converted_tables_load",
     "adagrad_state_between_shardings",
     "adam_state_between_shardings",
     "sgd_between_shardings",

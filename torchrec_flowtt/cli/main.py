@@ -10,7 +10,13 @@ from torchrec_flowtt.train.early_interruption import leave_quietly_on_ctrl_c
 from torchrec_flowtt.version import __version__
 
 # Name to module; each has the command under its own name, and takes torch's time to load.
-COMMANDS = {"demo": "torchrec_flowtt.train.demo", "train": "torchrec_flowtt.train.command"}
+COMMANDS = {
+    "demo": "torchrec_flowtt.train.demo",
+    "train": "torchrec_flowtt.train.command",
+    "decompose": "torchrec_flowtt.cli.tables",
+    "reconstruct": "torchrec_flowtt.cli.tables",
+    "import-tt-rec": "torchrec_flowtt.cli.tables",
+}
 
 
 class LateGroup(click.Group):
@@ -24,7 +30,8 @@ class LateGroup(click.Group):
         """Imports a command; None if there is no such one."""
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = getattr(importlib.import_module(COMMANDS[cmd_name]), cmd_name)
+        module = importlib.import_module(COMMANDS[cmd_name])
+        command: click.Command = getattr(module, cmd_name.replace("-", "_"))
         return command
 
 

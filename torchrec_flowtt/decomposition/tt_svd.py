@@ -261,7 +261,8 @@ def _set_existing(
 
 def _fit(basis: Tensor, target: Tensor, cutoff: float) -> Tensor:
     """Coefficients of least norm with which `basis` comes nearest to `target`."""
-    return target @ torch.linalg.pinv(basis, rtol=cutoff)
+    inverse: Tensor = torch.linalg.pinv(basis, rtol=cutoff)
+    return target @ inverse
 
 
 def _first_core(unfolding: _Unfolding, p: int, cutoff: float) -> Tensor:
