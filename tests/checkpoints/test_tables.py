@@ -15,6 +15,7 @@ from tests.reference import dense_table
 from tests.tolerances import assert_close
 from torchrec_flowtt.checkpoints import decompose_checkpoint, import_tt_rec
 from torchrec_flowtt.cli.main import flowtt
+from torchrec_flowtt.config import CheckpointError
 from torchrec_flowtt.shapes import TTSpec
 
 SPEC = TTSpec.suggest(53, 8, tt_ranks=(3, 2))
@@ -55,7 +56,11 @@ def read(path: Path) -> dict:
 
 
 def run(*arguments: object, code: int = 0) -> str:
+    """What a command prints, or why it fails; a CheckpointError has the exit code 5."""
     result = CliRunner().invoke(flowtt, [str(argument) for argument in arguments])
+    if isinstance(result.exception, CheckpointError):
+        assert code == CheckpointError.exit_code == 5, result.exception
+        return str(result.exception)
     assert result.exit_code == code, result.output
     return result.output
 
@@ -130,7 +135,7 @@ def test_cores_of_tt_rec(tmp_path: Path) -> None:
     content["emb.cache_state"][4] = 0
     source = write(tmp_path / "cached.pt", content)
     assert "rows of emb.tt_cores are in the module's cache" in run(
-        "import-tt-rec", source, tmp_path / "x", *options, code=1
+        "import-tt-rec", source, tmp_path / "x", *options, code=5
     )
     run("import-tt-rec", source, tmp_path / "x", *options, "--ignore-cache")
     with pytest.raises(ValueError, match=r"cached.pt has no tt_cores.0"):
@@ -138,17 +143,18 @@ def test_cores_of_tt_rec(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("code", "arguments", "message"),
     [
-        (["--table=adds", "--tt-ranks=2"], "of 'adds', only of 'ads', 'ads_2'"),
-        (["--table=ads"], "TT table 'ads': give tt_ranks or max_bytes"),
-        (["--table=ads", "--tt-ranks=2", "--q-shapes=3,3,3"], "must be embedding_dim 8, got 27"),
-        (["--table=ads", "--tt-ranks=2,x"], "'2,x' must be integers"),
+        (5, ["--table=adds", "--tt-ranks=2"], "of 'adds', only of 'ads', 'ads_2'"),
+        (2, ["--table=ads"], "one of --tt-ranks and --max-bytes is needed"),
+        (5, ["--table=ads", "--tt-ranks=2", "--q-shapes=3,3,3"], "must be embedding_dim 8, got 27"),
+        (2, ["--table=ads", "--tt-ranks=2,x"], "'2,x' must be integers"),
     ],
 )
-def test_mistakes_write_nothing(tmp_path: Path, arguments: list[str], message: str) -> None:
+def test_mistakes_write_nothing(
+    tmp_path: Path, code: int, arguments: list[str], message: str
+) -> None:
     source = write(tmp_path / "one.pt", state())
-    code = 2 if "integers" in message else 1
     assert message in run("decompose", source, tmp_path / "two", *arguments, code=code)
     assert [path.name for path in tmp_path.iterdir()] == ["one.pt"]
 
@@ -159,7 +165,7 @@ class Foreign:
 
 def test_what_cannot_be_read_or_written(tmp_path: Path) -> None:
     def fails(source: Path, target: Path) -> str:
-        return run("decompose", source, target, "--table=ads", "--tt-ranks=2", code=1)
+        return run("decompose", source, target, "--table=ads", "--tt-ranks=2", code=5)
 
     good = write(tmp_path / "one.pt", state())
     assert "one.pt exists already" in fails(good, good)

@@ -56,6 +56,15 @@ def test_rows_are_those_of_tt_rec(d):
         assert ours[0].data_ptr() != cores[0].data_ptr()
 
 
+def test_the_first_version_had_one_table():
+    cores = theirs(3, tables=1)
+    flat = [core[0] for core in cores]
+    for ours, expected in zip(
+        cores_from_tt_rec(flat, (4, 3)), cores_from_tt_rec(cores, (4, 3)), strict=True
+    ):
+        assert torch.equal(ours, expected)
+
+
 @pytest.mark.parametrize(
     ("ranks", "arguments", "message"),
     [

@@ -15,6 +15,7 @@ from torchrec_flowtt.checkpoints import (
     reconstruct_checkpoint,
 )
 from torchrec_flowtt.checkpoints import import_tt_rec as import_checkpoint
+from torchrec_flowtt.config import CheckpointError
 
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -43,7 +44,7 @@ def _reported(convert: Callable[[], Outcome], target: Path) -> None:
     try:
         outcome = convert()
     except (OSError, TypeError, ValueError) as error:
-        raise click.ClickException(str(error)) from None
+        raise CheckpointError(str(error)) from None
     for table in outcome.tables:
         spec = table.spec
         shape = f"p_shapes {spec.p_shapes}, q_shapes {spec.q_shapes}, tt_ranks {spec.tt_ranks}"
@@ -85,6 +86,8 @@ def decompose(
     SOURCE is a folder of torch.distributed.checkpoint or a file of torch.save, TARGET likewise: a
     file if it ends in .pt or .pth. All tables named get the same shape arguments.
     """
+    if tt_ranks is None and max_bytes is None:
+        raise click.UsageError("one of --tt-ranks and --max-bytes is needed")
     ranks = tt_ranks[0] if tt_ranks is not None and len(tt_ranks) == 1 else tt_ranks
     shape = {
         "tt_ranks": ranks,

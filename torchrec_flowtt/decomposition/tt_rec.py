@@ -3,7 +3,8 @@
 TT-Rec (Yin et al., MLSys 2021; FBTT-Embedding) has one parameter ``tt_cores.<k>`` for all T tables,
 ``[T, p_k, r_(k-1) * q_k * r_k]``. The last dimension is ``[r_(k-1), q_k, r_k]`` in row-major order,
 and rows and columns are numbered with the first factor as the most significant, as here. So a core
-is a view of theirs, once ranks and column factors are known.
+is a view of theirs, once ranks and column factors are known. Its first version had one table a
+module, and cores ``[p_k, r_(k-1) * q_k * r_k]``.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def cores_from_tt_rec(
     """The TT-cores of one table of a TT-Rec module.
 
     Args:
-        cores: the module's ``tt_cores``, each ``[T, p_k, r_(k-1) * q_k * r_k]``.
+        cores: the module's ``tt_cores``, each ``[T, p_k, r_(k-1) * q_k * r_k]``, or without the T.
         tt_ranks: inner ranks ``r_1 .. r_(d-1)``, the module's argument of this name; they decide
             the column factors.
         table: which of the T tables.
@@ -55,6 +56,8 @@ def cores_from_tt_rec(
     ranks = (1, *inner, 1)
     views = []
     for k, core in enumerate(cores):
+        if core.dim() == 2:
+            core = core.unsqueeze(0)
         if core.dim() != 3:
             raise ValueError(
                 f"cores[{k}] must have shape [T, p, r_in * q * r_out], got {tuple(core.shape)}"
