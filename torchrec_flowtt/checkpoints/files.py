@@ -7,10 +7,13 @@ name that DCP has for the entry.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import tempfile
+import warnings
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +90,8 @@ def _read_folder(source: Path) -> State:
     }
     planner = _WeightsOnlyPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     try:
-        load(flat, storage_reader=reader, planner=planner, no_dist=True)
+        with _in_one_process():
+            load(flat, storage_reader=reader, planner=planner, no_dist=True)
     except CheckpointException as error:
         raise ValueError(
             f"{source} cannot be read by torch.distributed.checkpoint with weights_only=True: "
@@ -95,6 +99,14 @@ def _read_folder(source: Path) -> State:
         ) from None
     paths = metadata.planner_data or {}
     return {_nested_path(key, paths): value for key, value in flat.items()}
+
+
+@contextlib.contextmanager
+def _in_one_process() -> Iterator[None]:
+    """Without the warning that there is no process group, which ``no_dist`` does not stop."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
 
 
 def _reason(error: CheckpointException) -> str:
@@ -150,7 +162,8 @@ def write_state(target: Path, state: State) -> None:
             torch.save(content, temporary)
         else:
             try:
-                save(content, storage_writer=FileSystemWriter(temporary), no_dist=True)
+                with _in_one_process():
+                    save(content, storage_writer=FileSystemWriter(temporary), no_dist=True)
             except CheckpointException as error:
                 raise OSError(f"{target} cannot be written: {_reason(error)}") from None
         os.rename(temporary, target)
