@@ -1,127 +1,36 @@
 """Checks of checkpoints with torch.distributed.checkpoint; run by test_checkpoint.py.
 
-With ``--load FOLDER`` the script loads, on however many ranks, what two ranks saved before.
+With ``--load FOLDER`` the script loads, on however many ranks, what two ranks saved before:
+``resharded.py`` has these checks.
 """
 
 from __future__ import annotations
 
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from torch import Tensor
-from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.tensor import DTensor
 from torchrec.distributed.types import ShardingEnv
-from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
-from tests.distributed.sharded_models import Table, batch, dense_parameters, shard, target
+from tests.distributed import resharded
+from tests.distributed.async_checkpoint import asynchronous_save
+from tests.distributed.checkpoint_jobs import (
+    OPTIMIZERS,
+    Job,
+    assert_same,
+    shared_folder,
+    tables,
+    weights,
+)
+from tests.distributed.converted_tables import converted_tables_load
+from tests.distributed.sharded_models import Table, batch, dense_parameters
 from tests.distributed.torchrun_launcher import run_on_rank
 from torchrec_flowtt.distributed.optimizer_states import saved_in_other_sharding
-
-OPTIMIZERS = {
-    "sgd": {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.1},
-    "adagrad": {"optimizer": EmbOptimType.EXACT_ADAGRAD, "learning_rate": 0.1, "eps": 1e-6},
-    "row_wise_adagrad": {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.1},
-    "adam": {"optimizer": EmbOptimType.ADAM, "learning_rate": 0.05, "weight_decay": 0.01},
-}
-
-
-def tables(*places: str, fbgemm: str = "tw0") -> list[Table]:
-    """Three TT tables at the places given, and two of FBGEMM."""
-    first, second, third = places
-    return [
-        Table("tt_a", first, ["a", "b"], rows=60, dim=8),
-        Table("tt_b", second, ["c"], rows=40, dim=12),
-        Table("tt_c", third, ["d"], rows=40, dim=8, ranks=(2,)),
-        Table("fb_tw", fbgemm, ["e"], tt=False),
-        Table("fb_dp", "dp", ["f"], tt=False),
-    ]
-
-
-class Job:
-    """A model, its optimizers, and the checkpoint of both."""
-
-    def __init__(
-        self, model_tables: list[Table], fused_params: dict, dense=None, size: int = 6, **kwargs
-    ) -> None:
-        self.tables = model_tables
-        self.size = size
-        self.model = shard(model_tables, fused_params, **kwargs)
-        optimizers = [("", self.model.fused_optimizer)]
-        parameters = dict(in_backward_optimizer_filter(self.model.named_parameters()))
-        if parameters:
-            wrapped = KeyedOptimizerWrapper(
-                parameters, dense or (lambda params: torch.optim.Adagrad(params, lr=0.05))
-            )
-            optimizers.append(("", wrapped))
-        self.optimizer = CombinedOptimizer(optimizers)
-
-    def train(self, steps: range) -> list[float]:
-        """Losses of some steps."""
-        losses = []
-        for step in steps:
-            self.optimizer.zero_grad()
-            embeddings = self.model.module.sparse(
-                batch(self.tables, dist.get_rank(), step, size=self.size)
-            )
-            # By name: the order of the columns depends on where the tables are.
-            parts = [value for _, value in sorted(embeddings.to_dict().items())]
-            loss = target(torch.cat(parts, dim=1), step)
-            loss.backward()
-            self.optimizer.step()
-            losses.append(loss.item())
-        return losses
-
-    def state(self, optimizer: bool = True) -> dict:
-        """What is saved."""
-        state = {"model": self.model.state_dict()}
-        if optimizer:
-            state["optimizer"] = self.optimizer.state_dict()
-        return state
-
-    def load(self, folder: str, optimizer: bool = True) -> None:
-        """Load a checkpoint into this job."""
-        state = self.state(optimizer)
-        dcp.load(state, checkpoint_id=folder)
-        self.model.load_state_dict(state["model"])
-        if optimizer:
-            self.optimizer.load_state_dict(state["optimizer"])
-
-
-def weights(job: Job) -> dict[str, Tensor]:
-    """All weights, whole, on rank 0."""
-    found = {}
-    for key, value in job.model.state_dict().items():
-        if isinstance(value, DTensor):
-            value = value.to_local().local_shards()[0] if value.to_local().local_shards() else None
-        elif isinstance(value, ShardedTensor):
-            out = torch.empty(value.size()) if dist.get_rank() == 0 else None
-            value.gather(0, out)
-            value = out
-        if value is not None:
-            found[key] = value.detach().clone()
-    return found
-
-
-def shared_folder() -> str:
-    folder: list = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(folder, 0)
-    return folder[0]
-
-
-def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    if dist.get_rank() > 0:
-        return  # Sharded weights are gathered on rank 0.
-    assert found.keys() == expected.keys()
-    for key in expected:
-        torch.testing.assert_close(found[key], expected[key], rtol=0, atol=0, msg=key)
 
 
 def resume(optimizer: str, before: tuple[str, ...], after: tuple[str, ...]) -> None:
@@ -278,12 +187,17 @@ def learning_rate() -> None:
         assert {key.split(".")[2] for key in changed} == {"tt_a", "tt_b", "fb_tw"}, changed
 
 
-def dtensor_state() -> None:
-    def env() -> ShardingEnv:
-        group = dist.GroupMember.WORLD
-        return ShardingEnv(dist.get_world_size(), dist.get_rank(), group, output_dtensor=True)
+def dtensor_env() -> ShardingEnv:
+    group = dist.GroupMember.WORLD
+    return ShardingEnv(dist.get_world_size(), dist.get_rank(), group, output_dtensor=True)
 
-    job = Job(tables("tw0", "tw1", "dp"), OPTIMIZERS["adagrad"], env=env())
+
+def asynchronous_dtensor() -> None:
+    asynchronous_save("adagrad", env=dtensor_env())()
+
+
+def dtensor_state() -> None:
+    job = Job(tables("tw0", "tw1", "dp"), OPTIMIZERS["adagrad"], env=dtensor_env())
     key = "sparse.embedding_bags.tt_a.tt_cores.0"
     assert isinstance(job.model.state_dict()[key], DTensor)
     assert job.model.state_dict()[key].shape == job.tables[0].config().tt_spec.core_shapes[0]
@@ -292,7 +206,7 @@ def dtensor_state() -> None:
     dcp.save(job.state(), checkpoint_id=folder)
     expected = job.train(range(3, 5))
     torch.manual_seed(99)
-    resumed = Job(tables("tw0", "tw1", "dp"), OPTIMIZERS["adagrad"], env=env())
+    resumed = Job(tables("tw0", "tw1", "dp"), OPTIMIZERS["adagrad"], env=dtensor_env())
     resumed.load(folder)
     assert resumed.train(range(3, 5)) == expected
 
@@ -315,36 +229,13 @@ def rank_without_tables(optimizer: str):
     return check
 
 
-def save_for_other_world_sizes() -> None:
-    folder = sys.argv[1]
-    job = Job(tables("tw0", "tw1", "dp"), OPTIMIZERS["adagrad"])
-    job.train(range(3))
-    dcp.save(job.state(), checkpoint_id=folder)
-    whole = weights(job)
-    if dist.get_rank() == 0:
-        torch.save(whole, Path(folder) / "weights.pt")
-
-
-def load_on_this_world_size() -> None:
-    folder = sys.argv[2]
-    torch.manual_seed(99)
-    job = Job(tables("tw0", "tw0", "dp"), OPTIMIZERS["adagrad"])
-    job.load(folder)
-    if dist.get_rank() == 0:
-        assert_same(weights(job), torch.load(Path(folder) / "weights.pt"))
-        state = job.model.fused_optimizer.state_dict()["state"]
-        sums = state["sparse.embedding_bags.tt_b.tt_cores.0"]["tt_b.momentum1"]
-        assert sums.local_shards()[0].tensor.abs().sum() > 0
-    job.train(range(3, 4))
-
-
 if __name__ == "__main__":
     if sys.argv[1] == "--load":
-        run_on_rank({"load_on_this_world_size": load_on_this_world_size})
+        run_on_rank(resharded.load_checks(Path(sys.argv[2])))
     else:
         run_on_rank(
             {
-                "save_for_other_world_sizes": save_for_other_world_sizes,
+                **resharded.save_checks(Path(sys.argv[1])),
                 "state_keys": state_keys,
                 "uncompressed_tables_keep_their_sharding": uncompressed_tables_keep_their_sharding,
                 "learning_rate": learning_rate,
@@ -357,6 +248,10 @@ if __name__ == "__main__":
                     weights_between_table_wise_and_data_parallel
                 ),
                 "dtensor_state": dtensor_state,
+                "asynchronous_adagrad": asynchronous_save("adagrad"),
+                "asynchronous_adam": asynchronous_save("adam"),
+                "asynchronous_dtensor": asynchronous_dtensor,
+                "converted_tables_load": converted_tables_load,
                 "adagrad_state_between_shardings": optimizer_state_between_shardings("adagrad"),
                 "adam_state_between_shardings": optimizer_state_between_shardings("adam"),
                 "sgd_between_shardings": optimizer_state_between_shardings("sgd"),

@@ -37,6 +37,7 @@ from torchrec_flowtt.functional import to_dense
 PLACEMENTS = {
     "tw0": table_wise(rank=0),
     "tw1": table_wise(rank=1),
+    "tw3": table_wise(rank=3),
     "rw": row_wise(),
     "cw": column_wise(ranks=[0, 1]),
     "dp": data_parallel(),

@@ -1,4 +1,4 @@
-"""Checkpoints of two ranks resume exactly, on two ranks and on one."""
+"""Checkpoints of two ranks resume exactly, on one, two and four ranks."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.distributed import resharded
 from tests.distributed.torchrun_launcher import Outcomes, run_script
 
 CHECKS = [
-    "save_for_other_world_sizes",
+    *resharded.SAVE_CHECKS,
+    *resharded.LOAD_CHECKS,
     "state_keys",
     "uncompressed_tables_keep_their_sharding",
     "learning_rate",
@@ -20,6 +22,10 @@ CHECKS = [
     "resume_adam_on_one_rank_of_two",
     "weights_between_table_wise_and_data_parallel",
     "dtensor_state",
+    "asynchronous_adagrad",
+    "asynchronous_adam",
+    "asynchronous_dtensor",
+    "converted_tables_load",
     "adagrad_state_between_shardings",
     "adam_state_between_shardings",
     "sgd_between_shardings",
@@ -44,7 +50,13 @@ def test_checkpoint(outcomes: Outcomes, check: str) -> None:
     outcomes.require(check)
 
 
-def test_load_on_one_rank(outcomes: Outcomes, folder: Path) -> None:
-    outcomes.require("save_for_other_world_sizes")
-    loaded = run_script("ranks_checkpoint.py", "--load", str(folder), ranks=1)
-    loaded.require("load_on_this_world_size")
+@pytest.fixture(scope="module", params=[1, 4])
+def loaded(outcomes: Outcomes, folder: Path, request: pytest.FixtureRequest) -> Outcomes:
+    for check in resharded.SAVE_CHECKS:
+        outcomes.require(check)
+    return run_script("ranks_checkpoint.py", "--load", str(folder), ranks=request.param)
+
+
+@pytest.mark.parametrize("check", resharded.LOAD_CHECKS)
+def test_load_on_other_numbers_of_ranks(loaded: Outcomes, check: str) -> None:
+    loaded.require(check)

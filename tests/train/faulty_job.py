@@ -1,7 +1,8 @@
 """The training job with a fault in one of its ranks, described by three variables.
 
 FAULT_KIND: ``interrupt`` (the rank gets SIGINT), ``raise`` (an exception), ``disk`` (the rank
-can no longer write its part of a checkpoint). FAULT_STEP: after which step of this process.
+can no longer write its part of a checkpoint), ``kill`` (the rank, which must be 0, gets SIGKILL
+between the data and the metadata of a checkpoint). FAULT_STEP: after which step of this process.
 FAULT_RANK: which rank.
 """
 
@@ -19,6 +20,7 @@ from torchrec_flowtt.train.command import exit_with, train
 steps_done = 0
 advance = reports.ProgressDisplay.advance
 write_data = FileSystemWriter.write_data
+finish = FileSystemWriter.finish
 
 
 def install(kind: str, step: int) -> None:
@@ -38,8 +40,14 @@ def install(kind: str, step: int) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return write_data(self, plan, planner)
 
+    def finish_or_die(self, metadata, results):
+        if steps_done >= step and kind == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        finish(self, metadata, results)
+
     reports.ProgressDisplay.advance = advance_or_fail
     FileSystemWriter.write_data = write_or_fail
+    FileSystemWriter.finish = finish_or_die
 
 
 if __name__ == "__main__":

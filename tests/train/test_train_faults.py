@@ -107,6 +107,25 @@ def test_the_previous_checkpoint_can_be_resumed(disk_full, config_path):
     assert job_runs.checkpoints(folder) == ["latest", "step-00000060", "step-00000090"]
 
 
+def test_a_kill_in_the_middle_of_a_checkpoint_leaves_the_previous_one(config_path, tmp_path):
+    folder = tmp_path / "run"
+    done = job_runs.run(
+        job_runs.torchrun(
+            f"--config={config_path}", f"run_folder={folder}", script=job_runs.FAULTY_JOB
+        ),
+        timeout=60,
+        FAULT_KIND="kill",
+        FAULT_STEP="60",
+        FAULT_RANK="0",
+    )
+    assert done.code != 0
+    half = list((folder / "checkpoints").glob("*step-00000060"))
+    assert len(half) == 1 and half[0].name != "step-00000060"
+    assert list(half[0].glob("*.distcp")) and not (half[0] / ".metadata").exists()
+    config = load_config(config_path, [f"run_folder={folder}"])
+    assert prepare(config, 2, resume=True).progress.global_step == 30  # after a check of its sums
+
+
 def test_a_killed_rank_is_the_last_word(config_path, tmp_path):
     def kill_rank_1(line: str, launcher: int) -> None:
         if line.startswith("epoch 2/"):

@@ -12,7 +12,10 @@ from torchrec_flowtt.version import __version__
 # Name to module; each has the command under its own name, and takes torch's time to load.
 COMMANDS = {
     "calibrate": "torchrec_flowtt.planner.calibrate",
+    "decompose": "torchrec_flowtt.cli.tables",
     "demo": "torchrec_flowtt.train.demo",
+    "import-tt-rec": "torchrec_flowtt.cli.tables",
+    "reconstruct": "torchrec_flowtt.cli.tables",
     "train": "torchrec_flowtt.train.command",
 }
 
@@ -28,7 +31,8 @@ class LateGroup(click.Group):
         """Imports a command; None if there is no such one."""
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = getattr(importlib.import_module(COMMANDS[cmd_name]), cmd_name)
+        module = importlib.import_module(COMMANDS[cmd_name])
+        command: click.Command = getattr(module, cmd_name.replace("-", "_"))
         return command
 
 

@@ -3,13 +3,15 @@
 A table-wise TT table has the state of its fused optimizer, a data-parallel one that of a torch
 optimizer over the cores. Both hold the same numbers under other names::
 
-    table-wise                                  data-parallel, torch.optim
+    table-wise                                  data-parallel
     <table>.momentum1                           Adagrad: sum      Adam: exp_avg
     <table>.momentum2                                             Adam: exp_avg_sq
     <table>.iter, int64 [1]                     step, float32 []; nothing for SGD
 
-so a checkpoint of the one can be loaded into the other once the state dict that is loaded into
-uses the names that were saved.
+The data-parallel ones are those of ``torch.optim.Adagrad``, ``Adam`` and ``AdamW``; the counterpart
+of row-wise Adagrad is :class:`torchrec_flowtt.modules.RowWiseAdagrad`, whose ``sum`` has one number
+a core slice, as ``momentum1`` has. So a checkpoint of the one can be loaded into the other once the
+state dict that is loaded into uses the names that were saved.
 """
 
 from __future__ import annotations
@@ -52,8 +54,7 @@ def saved_in_other_sharding(
 
     Raises:
         KeyError: if the state has no entry of a table.
-        ValueError: if a table is uncompressed, or its optimizer has no counterpart: row-wise
-            Adagrad keeps one number a core slice, which no torch optimizer does.
+        ValueError: if a table is uncompressed, or its optimizer has no counterpart.
 
     Example::
 
@@ -106,17 +107,15 @@ def _renamed(key: str, table: str, optimizer_state: dict[str, Any]) -> dict[str,
     """The entry as the other sharding saved it; None if that sharding saves none."""
     entry = optimizer_state["state"][key]
     if f"{table}.iter" in entry:
-        return _as_data_parallel(key, table, entry)
+        return _as_data_parallel(table, entry)
     return _as_table_wise(key, table, entry)
 
 
-def _as_data_parallel(key: str, table: str, entry: dict[str, Any]) -> dict[str, Any] | None:
+def _as_data_parallel(table: str, entry: dict[str, Any]) -> dict[str, Any] | None:
     if set(entry) == {f"{table}.iter"}:
         return None  # SGD
     renamed: dict[str, Any] = {"step": torch.zeros(())}
     first, second = entry.get(f"{table}.momentum1"), entry.get(f"{table}.momentum2")
-    if first is not None and len(first.size()) == 1:
-        raise ValueError(f"{key}: row-wise Adagrad has no counterpart in torch.optim")
     if first is not None:
         renamed["exp_avg" if second is not None else "sum"] = first
     if second is not None:
@@ -128,7 +127,8 @@ def _as_table_wise(key: str, table: str, entry: dict[str, Any]) -> dict[str, Any
     unknown = sorted(set(entry) - {"step", *_FIRST, _SECOND})
     if unknown or "step" not in entry:
         raise ValueError(
-            f"{key}: expected the state of torch.optim.Adagrad or Adam, got {sorted(entry)}"
+            f"{key}: expected the state of torch.optim.Adagrad, Adam or AdamW, or of "
+            f"torchrec_flowtt.modules.RowWiseAdagrad, got {sorted(entry)}"
         )
     renamed: dict[str, Any] = {f"{table}.iter": torch.zeros(1, dtype=torch.int64)}
     for name in _FIRST:

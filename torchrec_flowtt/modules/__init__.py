@@ -11,6 +11,7 @@ from torchrec_flowtt.modules.initialization import (
     second_moment,
 )
 from torchrec_flowtt.modules.optimizers import OptimizerConfig, OptimType
+from torchrec_flowtt.modules.row_wise_adagrad import RowWiseAdagrad
 from torchrec_flowtt.modules.table_batched import TableBatchedFlowTTEmbeddingBags
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "OptimType",
     "OptimizerConfig",
     "PoolingMode",
+    "RowWiseAdagrad",
     "TableBatchedFlowTTEmbeddingBags",
     "default_variance",
     "initialize_tt_cores_",

@@ -26,9 +26,9 @@ from torchrec_flowtt.distributed import (
     FlowTTEmbeddingBagCollectionSharder,
     FlowTTEmbeddingBagConfig,
 )
+from torchrec_flowtt.modules import RowWiseAdagrad
 from torchrec_flowtt.planner import FlowTTEmbeddingShardingPlanner
 from torchrec_flowtt.train.processes import Processes, lost_another_process
-from torchrec_flowtt.train.slice_adagrad import SliceAdagrad
 from torchrec_flowtt.train.table_initialization import SeededUniform
 from torchrec_flowtt.train.tables import Table
 
@@ -256,7 +256,7 @@ def _sparse_factory(sparse: SparseOptimizerConfig) -> Any:
     kinds = {
         "sgd": torch.optim.SGD,
         "adagrad": torch.optim.Adagrad,
-        "row_wise_adagrad": SliceAdagrad,
+        "row_wise_adagrad": RowWiseAdagrad,
         "adam": torch.optim.Adam,
     }
     kind: Any = kinds[sparse.name]
