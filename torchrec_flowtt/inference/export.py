@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
-from torch.fx.experimental import _config as symbolic_shapes_config
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 __all__ = ["TensorInputs", "export_with_dynamic_batch"]
@@ -32,7 +31,7 @@ class TensorInputs(nn.Module):
     >>> ebc = FlowTTEmbeddingBagCollection(tables=[
     ...     FlowTTEmbeddingBagConfig(name="t1", num_embeddings=1000, embedding_dim=4,
     ...                              feature_names=["f1"], tt_ranks=2)])
-    >>> TensorInputs(ebc, ["f1"])(torch.tensor([0, 1, 2]), torch.tensor([2, 0, 1])).shape
+    >>> TensorInputs(ebc, ["f1"])(torch.tensor([0, 1, 2]), torch.tensor([[2, 0, 1]])).shape
     torch.Size([3, 4])
     """
 
@@ -48,7 +47,9 @@ class TensorInputs(nn.Module):
 
         Args:
             values: ids of all features, feature after feature, int32 or int64, ``[nnz]``.
-            lengths: of the bags, likewise, int32 or int64, ``[F * B]``.
+            lengths: of the bags, int32 or int64, ``[F, B]``. With a dimension that is the batch
+                size itself a compiler need not solve ``F * B`` for it, which AOTInductor of torch
+                2.13 does in floating point, and misses the batch size for some F.
             others: with `is_weighted` first the weights, ``[nnz]``; then the model's other
                 arguments.
 
@@ -56,7 +57,7 @@ class TensorInputs(nn.Module):
             What the model returns; of a ``KeyedTensor`` its values, ``[B, sum_f D_f]``.
         """
         weights = others[0] if self.is_weighted else None
-        features = KeyedJaggedTensor(self.keys, values, weights, lengths)
+        features = KeyedJaggedTensor(self.keys, values, weights, lengths.reshape(-1))
         output = self.model(features, *others[int(self.is_weighted) :])
         return output.values() if isinstance(output, KeyedTensor) else output
 
@@ -66,8 +67,7 @@ def export_with_dynamic_batch(
 ) -> ExportedProgram:
     """Exports a model for any batch size from 1 on, and any number of lookups from 0 on.
 
-    ``torch.export.export`` by itself takes a batch of 1 for a special case, which the program
-    would then refuse.
+    It is ``torch.export.export`` with the dynamic sizes of such a model.
 
     Args:
         model: the model; its parameters become part of the program. It is exported without
@@ -83,14 +83,18 @@ def export_with_dynamic_batch(
     Raises:
         ValueError: the example is too small, or sizes in it do not fit.
     """
+    needed = 2 + int(model.is_weighted)
+    if len(inputs) < needed:
+        names = "values, lengths and weights" if model.is_weighted else "values and lengths"
+        raise ValueError(f"inputs must be {names}, got {len(inputs)} tensors")
     values, lengths, *others = inputs
     features = len(model.keys)
-    batch_size, remainder = divmod(lengths.numel(), features)
-    if lengths.dim() != 1 or remainder:
+    if lengths.dim() != 2 or lengths.shape[0] != features:
         raise ValueError(
-            f"inputs[1], the lengths, must be 1-D and have B elements for each of the {features} "
-            f"keys, got shape {tuple(lengths.shape)}"
+            f"inputs[1], the lengths, must be 2-D with a row for each of the {features} keys, got "
+            f"shape {tuple(lengths.shape)}"
         )
+    batch_size = lengths.shape[1]
     if batch_size < 2 or values.numel() < 2:
         raise ValueError(
             "inputs must have at least 2 samples and 2 lookups, as sizes of 0 and 1 are taken for "
@@ -110,14 +114,10 @@ def export_with_dynamic_batch(
                 f"{'a weight for each lookup' if is_weights else 'the batch size'}, got shape "
                 f"{tuple(tensor.shape)}"
             )
-    dynamic_shapes: tuple[Any, ...] = ({0: lookups}, {0: features * batch})
+    dynamic_shapes: tuple[Any, ...] = ({0: lookups}, {1: batch})
     if others:
         dynamic_shapes += (tuple(of_others),)
-    # Otherwise "is the batch size 1?", which torch asks to tell strides, becomes a guard.
-    unspecialized = symbolic_shapes_config.patch(  # type: ignore[attr-defined]
-        backed_size_oblivious=True
-    )
-    with unspecialized, torch.no_grad():
+    with torch.no_grad():
         return torch.export.export(
             model, tuple(inputs), dynamic_shapes=dynamic_shapes, strict=strict
         )
