@@ -21,6 +21,8 @@ from torchrec_flowtt.shapes import TTSpec
 ROOT = Path(__file__).resolve().parents[1]
 # Batch size and longest bag; 1 and empty batches are what a compiler would specialise on.
 SIZES = [(5, 4), (1, 4), (33, 3), (2, 0), (1, 0)]
+# A general CUDA kernel adds up its float32 products one after the other.
+SLACK = {"cpu": 2.0, "cuda": 10.0}
 _ADS = TTSpec(60, 12, (4, 3, 5), (2, 3, 2), (4, 3), name="ads")
 _USERS = TTSpec(300, 8, (17, 18), (2, 4), (3,), name="users")
 _FEATURES = [0, 1, 0]
@@ -120,9 +122,10 @@ def check_lookups(
         with torch.no_grad():
             output, eager = program(*inputs), module(*inputs)
         assert output.device == eager.device and output.dtype == eager.dtype
-        torch.testing.assert_close(output, eager, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(output, eager, rtol=1e-5, atol=1e-5)
         what = f"batch of {size}, bags up to {longest}"
-        assert_close(output.detach().cpu(), module.expected(*inputs), what, slack=2)
+        slack = SLACK[output.device.type]
+        assert_close(output.detach().cpu(), module.expected(*inputs), what, slack)
 
 
 def serve_in_fresh_process(

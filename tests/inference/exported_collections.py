@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from tests.exported_programs import SIZES
+from tests.exported_programs import SIZES, SLACK
 from tests.inference.served_models import KEYS, batch, tt_expected
 from tests.tolerances import assert_close
 from torchrec_flowtt.distributed import FlowTTEmbeddingBagCollection
@@ -51,7 +51,7 @@ def check_collection(
         features = batch(size, longest, keys, weighted)
         with torch.no_grad():
             output, eager = program(*inputs), ebc(features.to(ebc.device))
-        torch.testing.assert_close(output, eager.values(), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(output, eager.values(), rtol=1e-5, atol=1e-5)
         blocks = iter(output.detach().cpu().split(eager.length_per_key(), dim=1))
         tt_tables = ebc.tt_tables()
         for config in ebc.embedding_bag_configs():
@@ -60,4 +60,5 @@ def check_collection(
                 if config.name in tt_tables:
                     cores = [core.detach().cpu() for core in ebc.tt_cores(config.name)]
                     expected = tt_expected(config, cores, features, feature)
-                    assert_close(block, expected, f"{feature} of a batch of {size}", slack=2)
+                    slack = SLACK[output.device.type]
+                    assert_close(block, expected, f"{feature} of a batch of {size}", slack)

@@ -113,7 +113,7 @@ def test_a_fresh_process_needs_the_operators_only(package: Path, tmp_path: Path)
     for size, answer in zip(SIZES, answers, strict=True):
         with torch.no_grad():
             expected = ebc(batch(*size, MANY_KEYS)).values()
-        torch.testing.assert_close(answer, expected, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(answer, expected, rtol=1e-5, atol=1e-5)
 
     # Without them, and with the library alone, which has no schemas, torch says what it lacks.
     for start in ("import torch", f"import torch; torch.ops.load_library({str(library_path())!r})"):
@@ -167,4 +167,4 @@ def test_compiled_lookups_in_bfloat16(tmp_path: Path) -> None:
     requests = [lookup_inputs(*size, "cpu") for size in SIZES]
     answers = serve_in_fresh_process(Path(package), requests, tmp_path)
     for request, answer in zip(requests, answers, strict=True):
-        torch.testing.assert_close(answer, module(*request).detach(), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(answer, module(*request).detach(), rtol=1e-5, atol=1e-5)

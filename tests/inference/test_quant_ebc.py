@@ -14,6 +14,8 @@ from torchrec.distributed.planner import ParameterConstraints
 from torchrec.distributed.quant_embeddingbag import ShardedQuantEmbeddingBagCollection
 from torchrec.inference.modules import (
     DEFAULT_QUANT_MAPPING,
+    assign_weights_to_tbe,
+    get_table_to_weights_from_tbe,
     quantize_inference_model,
     set_pruning_data,
     shard_quant_model,
@@ -158,10 +160,11 @@ def test_only_uncompressed_tables_are_sharded(sharding_type: str | None) -> None
     tables = mixed_tables(sharding_type == "row_wise")
     tables[0] = fb_table("wide", ["a", "s"], 256)
     model = Model(collection(tables))
-    # State dicts of which parts of a table can be taken, scales and biases included.
-    quant_prep_enable_quant_state_dict_split_scale_bias_for_types(
-        model, [FlowTTEmbeddingBagCollection]
-    )
+    if sharding_type is not None:
+        # State dicts of which parts of a table can be taken, scales and biases included.
+        quant_prep_enable_quant_state_dict_split_scale_bias_for_types(
+            model, [FlowTTEmbeddingBagCollection]
+        )
     unsharded = quantized(model)
     constraints = None
     if sharding_type is not None:
@@ -169,8 +172,10 @@ def test_only_uncompressed_tables_are_sharded(sharding_type: str | None) -> None
             name: ParameterConstraints([sharding_type], ["quant"])
             for name in unsharded.sparse.uncompressed.embedding_bags
         }
+    sharded = copy.deepcopy(unsharded)
+    weights = get_table_to_weights_from_tbe(sharded)
     sharded, plan = shard_quant_model(
-        copy.deepcopy(unsharded),
+        sharded,
         world_size=2,
         compute_device="cpu",
         sharding_device="cpu",
@@ -182,7 +187,9 @@ def test_only_uncompressed_tables_are_sharded(sharding_type: str | None) -> None
     assert isinstance(sharded.sparse.uncompressed, ShardedQuantEmbeddingBagCollection)
     if sharding_type is None:
         assert {tuple(sharding.ranks) for sharding in module_plan.values()} == {(0,), (1,)}
-    copy_shards(sharded, unsharded)
+        assign_weights_to_tbe(sharded, weights)
+    else:
+        copy_shards(sharded, unsharded)
     for size in (5, 1):
         features = batch(size)
         output, expected = sharded(features), unsharded(features)
