@@ -150,7 +150,7 @@ def test_what_comes_with_the_package_is_fitted_to_the_measurements_that_are_kept
 
 def test_files_that_are_no_calibration(tmp_path: Path) -> None:
     path = tmp_path / "calibration.json"
-    path.write_text(packaged_calibrations()["NVIDIA H200"].model_dump_json())
+    packaged_calibrations()["NVIDIA H200"].save(path)
     assert Calibration.load(path) == packaged_calibrations()["NVIDIA H200"]
     path.write_text("{}")
     with pytest.raises(ValueError, match="calibration.json is no calibration: card: "):

@@ -99,7 +99,7 @@ def calibrate(device: str | None, output: Path, kept: Path | None, checks: int) 
         if kept is not None:
             kept.write_text(measured.model_dump_json() + "\n")
     calibration = fitted(measured)
-    output.write_text(calibration.model_dump_json(indent=1) + "\n")
+    calibration.save(output)
     click.echo(f"{calibration.card}: {output}")
     found = predictions(calibration, measured.checks)
     for prediction in found:

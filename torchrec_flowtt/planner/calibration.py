@@ -164,6 +164,12 @@ class Calibration(_Record):
             where = ".".join(map(str, first["loc"]))
             raise ValueError(f"{path} is no calibration: {where}: {first['msg']}") from error
 
+    def save(self, path: Path | str) -> None:
+        """Writes a file for :meth:`load`, a line for each kind of lookup."""
+        head = self.model_dump_json(exclude={"coefficients"}).removesuffix("}")
+        lines = ",\n".join(c.model_dump_json() for c in self.coefficients)
+        Path(path).write_text(f'{head},"coefficients":[\n{lines}\n]}}\n')
+
     def us(
         self,
         spec: TTSpec,
