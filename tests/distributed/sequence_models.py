@@ -84,7 +84,6 @@ def shard(
     tables: Sequence[SequenceTable],
     fused_params: dict | None = None,
     plan: ShardingPlan | None = None,
-    use_index_dedup: bool = False,
     env: object = None,
     **kwargs: object,
 ) -> DistributedModelParallel:
@@ -95,7 +94,7 @@ def shard(
         env=env,
         device=torch.device("cpu"),
         plan=plan_for(model, tables) if plan is None else plan,
-        sharders=[FlowTTEmbeddingCollectionSharder(fused_params, use_index_dedup=use_index_dedup)],
+        sharders=[FlowTTEmbeddingCollectionSharder(fused_params)],
     )
 
 

@@ -67,18 +67,6 @@ def with_one_empty_sample(features: KeyedJaggedTensor) -> KeyedJaggedTensor | No
     )
 
 
-def without_samples(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    """A batch that has no values with 0 samples; its lengths are ``[F, 0]``."""
-    return KeyedJaggedTensor(
-        keys=features.keys(),
-        values=features.values(),
-        weights=features.weights_or_none(),
-        lengths=features.lengths().new_zeros(len(features.keys()), 0),
-        stride=0,
-        length_per_key=[0] * len(features.keys()),
-    )
-
-
 def _has_no_bags(features: KeyedJaggedTensor) -> bool:
     lengths = features.lengths_or_none()
     bags = features.offsets().numel() - 1 if lengths is None else lengths.numel()

@@ -9,10 +9,10 @@ from torch import nn
 from torchrec.distributed.embedding import ShardedEmbeddingCollection
 from torchrec.distributed.embedding_sharding import EmbeddingSharding, EmbeddingShardingInfo
 from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from torchrec_flowtt.distributed import compat
-from torchrec_flowtt.distributed.batch_forms import with_one_empty_sample, without_samples
+from torchrec_flowtt.distributed.batch_forms import with_one_empty_sample
 from torchrec_flowtt.distributed.batch_requirements import BatchRequirements
 from torchrec_flowtt.distributed.ec import FlowTTEmbeddingCollection
 from torchrec_flowtt.distributed.sharded_tables import ShardedTTTables, validate_optimizers
@@ -109,14 +109,34 @@ class ShardedFlowTTEmbeddingCollection(ShardedTTTables, ShardedEmbeddingCollecti
         if extended is None:
             return super().input_dist(ctx, features)
         # TorchRec cannot arrange the lengths of 0 samples by features.
-        distributed = super().input_dist(ctx, extended)
-        for sharding_context in ctx.sharding_contexts:
-            sent = sharding_context.features_before_input_dist
-            sharding_context.features_before_input_dist = without_samples(sent)
-        ctx.input_features[:] = [without_samples(sent) for sent in ctx.input_features]
-        return distributed
+        ctx.has_no_samples = True
+        return super().input_dist(ctx, extended)
+
+    def output_dist(self, ctx: Any, output: Any) -> Any:
+        """Starts to return the embeddings to the ranks that asked for them."""
+        return _as_sent(ctx, super().output_dist(ctx, output))
+
+    def compute_and_output_dist(self, ctx: Any, input: Any) -> Any:
+        """Looks up embeddings, and starts to return them."""
+        return _as_sent(ctx, super().compute_and_output_dist(ctx, input))
 
     @property
     def unsharded_module_type(self) -> type[nn.Module]:
         """The module this was sharded from."""
         return FlowTTEmbeddingCollection
+
+
+def _as_sent(ctx: Any, awaitable: Any) -> Any:
+    """The output, without the sample that a batch of 0 samples was given."""
+    if getattr(ctx, "has_no_samples", False):
+        awaitable.callbacks.append(_without_samples)
+    return awaitable
+
+
+def _without_samples(output: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
+    return {
+        name: JaggedTensor(
+            jagged.values(), lengths=jagged.lengths()[:0], weights=jagged.weights_or_none()
+        )
+        for name, jagged in output.items()
+    }
