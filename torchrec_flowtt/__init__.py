@@ -27,6 +27,15 @@ if TYPE_CHECKING:
     from torchrec_flowtt.distributed import (
         FlowTTEmbeddingBagConfig as FlowTTEmbeddingBagConfig,
     )
+    from torchrec_flowtt.distributed import (
+        FlowTTEmbeddingCollection as FlowTTEmbeddingCollection,
+    )
+    from torchrec_flowtt.distributed import (
+        FlowTTEmbeddingCollectionSharder as FlowTTEmbeddingCollectionSharder,
+    )
+    from torchrec_flowtt.distributed import (
+        FlowTTEmbeddingConfig as FlowTTEmbeddingConfig,
+    )
     from torchrec_flowtt.modules import FlowTTEmbedding as FlowTTEmbedding
     from torchrec_flowtt.modules import FlowTTEmbeddingBag as FlowTTEmbeddingBag
     from torchrec_flowtt.modules import (
@@ -47,6 +56,9 @@ _LAZY = {
     "FlowTTEmbeddingBagConfig": "torchrec_flowtt.distributed",
     "FlowTTEmbeddingBagCollection": "torchrec_flowtt.distributed",
     "FlowTTEmbeddingBagCollectionSharder": "torchrec_flowtt.distributed",
+    "FlowTTEmbeddingConfig": "torchrec_flowtt.distributed",
+    "FlowTTEmbeddingCollection": "torchrec_flowtt.distributed",
+    "FlowTTEmbeddingCollectionSharder": "torchrec_flowtt.distributed",
     "FlowTTEmbeddingShardingPlanner": "torchrec_flowtt.planner",
 }
 

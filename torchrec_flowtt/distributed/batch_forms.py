@@ -54,6 +54,19 @@ def for_exchange(features: KeyedJaggedTensor, is_weighted: bool) -> KeyedJaggedT
     return features
 
 
+def with_one_empty_sample(features: KeyedJaggedTensor) -> KeyedJaggedTensor | None:
+    """A batch of 0 samples with a sample that has no values; ``None`` for any other batch."""
+    if not _has_no_bags(features) or not features.keys():
+        return None
+    return KeyedJaggedTensor(
+        keys=features.keys(),
+        values=features.values(),
+        weights=features.weights_or_none(),
+        lengths=_no_lengths(features).new_zeros(len(features.keys())),
+        stride=1,
+    )
+
+
 def _has_no_bags(features: KeyedJaggedTensor) -> bool:
     lengths = features.lengths_or_none()
     bags = features.offsets().numel() - 1 if lengths is None else lengths.numel()

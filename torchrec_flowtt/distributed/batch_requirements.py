@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterable
 
 import torch
-from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from torchrec_flowtt.shapes.arguments import quoted_names
@@ -21,10 +21,11 @@ class BatchRequirements:
 
     Args:
         configs: the tables.
-        is_weighted: whether the collection uses per-sample weights.
+        is_weighted: whether the collection uses per-sample weights; ``None`` for sequence
+            embeddings, where there is no such choice and weights are not looked at.
     """
 
-    def __init__(self, configs: Iterable[EmbeddingBagConfig], is_weighted: bool) -> None:
+    def __init__(self, configs: Iterable[BaseEmbeddingConfig], is_weighted: bool | None) -> None:
         """Builds it; see the class for the arguments."""
         self.is_weighted = is_weighted
         self._warned_of_weights = False
@@ -59,6 +60,8 @@ class BatchRequirements:
             ValueError: there are none, or not one a value.
         """
         weights = features.weights_or_none()
+        if self.is_weighted is None:
+            return
         if not self.is_weighted:
             if weights is not None:
                 self._warn_of_unused_weights()

@@ -20,7 +20,11 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed import embeddingbag
-from torchrec.distributed.embedding_lookup import GroupedPooledEmbeddingsLookup
+from torchrec.distributed.embedding import ShardedEmbeddingCollection
+from torchrec.distributed.embedding_lookup import (
+    GroupedEmbeddingsLookup,
+    GroupedPooledEmbeddingsLookup,
+)
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
@@ -46,6 +50,15 @@ _OVERRIDDEN: tuple[tuple[type, str, tuple[str, ...]], ...] = (
         ShardedEmbeddingBagCollection,
         "create_embedding_bag_sharding",
         ("sharding_infos", "env", "device", "permute_embeddings", "qcomm_codecs_registry"),
+    ),
+    (GroupedEmbeddingsLookup, "_create_embedding_kernel", ("config", "device", "pg")),
+    (ShardedEmbeddingCollection, "_initialize_torch_state", ()),
+    (ShardedEmbeddingCollection, "input_dist", ("ctx", "features")),
+    (ShardedEmbeddingCollection, "reset_parameters", ()),
+    (
+        ShardedEmbeddingCollection,
+        "create_embedding_sharding",
+        ("sharding_type", "sharding_infos", "env", "device", "qcomm_codecs_registry"),
     ),
     (EmbeddingEnumerator, "populate_estimates", ("sharding_options",)),
     (EmbeddingStats, "_log_sharding_plan", ("best_plan",)),
@@ -101,7 +114,7 @@ def bind_kernel_arguments(
 
 
 def unwrapped_lookups(sharded: nn.Module) -> list[nn.Module]:
-    """Lookups of a sharded EBC, one a sharding type, without DistributedDataParallel."""
+    """Lookups of a sharded collection, one a sharding type, without DistributedDataParallel."""
     lookups = []
     for lookup in _private(sharded, "_lookups"):
         while isinstance(lookup, DistributedDataParallel):
@@ -122,28 +135,46 @@ def embedding_kernels(lookup: nn.Module) -> list[nn.Module]:
 
 
 def sharding_env(sharded: nn.Module) -> Any:
-    """The ShardingEnv of a sharded EBC."""
+    """The ShardingEnv of a sharded collection."""
     return _private(sharded, "_env")
 
 
 def fused_optimizers(sharded: nn.Module) -> list[Any]:
-    """Key and optimizer of every kernel of a sharded EBC that steps in backward."""
+    """Key and optimizer of every kernel of a sharded collection that steps in backward."""
     return list(_private(sharded, "_optim").optimizers)
 
 
 def compute_device(sharded: nn.Module) -> torch.device | None:
-    """The device of a sharded EBC's lookups."""
+    """The device of a sharded collection's lookups."""
     return cast("torch.device | None", _private(sharded, "_device"))
 
 
 def table_configs(sharded: nn.Module) -> list[Any]:
-    """Configurations of all tables of a sharded EBC."""
-    return cast("list[Any]", _private(sharded, "_embedding_bag_configs"))
+    """Configurations of all tables of a sharded EBC or EC."""
+    return cast("list[Any]", _private(sharded, _configs_attribute(sharded)))
+
+
+def _configs_attribute(sharded: nn.Module) -> str:
+    is_pooled = isinstance(sharded, ShardedEmbeddingBagCollection)
+    return "_embedding_bag_configs" if is_pooled else "_embedding_configs"
+
+
+def lookup_groups(sharding: Any, device: torch.device | None) -> dict[str, Any]:
+    """The groups of tables that a sharding has on this rank, and the device of their lookup."""
+    return {
+        "grouped_configs": _private(sharding, "_grouped_embedding_configs"),
+        "device": _private(sharding, "_device") if device is None else device,
+    }
 
 
 def place_on_meta(sharding_infos: list[Any]) -> None:
     """Point the placements of tables at the meta device, as TorchRec does for its own tables."""
     embeddingbag.replace_placement_with_meta_device(sharding_infos)
+
+
+def uses_index_dedup(sharder: Any) -> bool:
+    """Whether an EmbeddingCollectionSharder removes repeated ids before the exchange."""
+    return bool(_private(sharder, "_use_index_dedup"))
 
 
 def is_two_dimensional(env: Any) -> bool:
@@ -161,12 +192,13 @@ def module_order(sharder: Any) -> dict[str, Any]:
 @contextlib.contextmanager
 def restricted_to(sharded: nn.Module, keep: Callable[[Any], bool]) -> Iterator[None]:
     """Let the base class see only the tables for which `keep` holds, for its own methods."""
-    configs = _private(sharded, "_embedding_bag_configs")
-    sharded._embedding_bag_configs = [config for config in configs if keep(config)]  # type: ignore[assignment]
+    attribute = _configs_attribute(sharded)
+    configs = _private(sharded, attribute)
+    setattr(sharded, attribute, [config for config in configs if keep(config)])
     try:
         yield
     finally:
-        sharded._embedding_bag_configs = configs
+        setattr(sharded, attribute, configs)
 
 
 def summed_row_wise_features(sharded: nn.Module) -> dict[str, list[str]]:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, pooling_type_to_str
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+from torchrec.sparse.jagged_tensor import JaggedTensor
 
-from torchrec_flowtt.distributed.batch_forms import for_lookup
 from torchrec_flowtt.distributed.batch_requirements import BatchRequirements
 from torchrec_flowtt.distributed.embedding_configs import FlowTTEmbeddingBagConfig
+from torchrec_flowtt.distributed.tt_collection import TTTableCollection
 from torchrec_flowtt.modules import FlowTTEmbeddingBag
-from torchrec_flowtt.modules.lookup_errors import NAMED_ERRORS
 
 
-class FlowTTEmbeddingBagCollection(EmbeddingBagCollection):
+class FlowTTEmbeddingBagCollection(TTTableCollection, EmbeddingBagCollection):
     """An :class:`~torchrec.modules.embedding_modules.EmbeddingBagCollection` with TT tables.
 
     Tables configured with :class:`FlowTTEmbeddingBagConfig` hold TT-cores, the others the usual
@@ -58,6 +57,8 @@ class FlowTTEmbeddingBagCollection(EmbeddingBagCollection):
         torch.Size([3, 4])
     """
 
+    TABLES: ClassVar[str] = "embedding_bags"
+
     def __init__(
         self,
         tables: list[EmbeddingBagConfig],
@@ -86,91 +87,12 @@ class FlowTTEmbeddingBagCollection(EmbeddingBagCollection):
         self._batch_requirements = BatchRequirements(tables, is_weighted)
         self.reset_parameters()
 
-    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        """Pooled embeddings of all features; see the class for shapes.
-
-        On the CPU errors name the feature and the table, those of uncompressed tables too.
-
-        Raises:
-            KeyError: a feature is not among the keys.
-            IndexError: an id is outside its TT table.
-            TypeError, ValueError, RuntimeError: something else is wrong with the batch.
-        """
-        if isinstance(features, KeyedJaggedTensor):
-            self._batch_requirements.check_form(features)
-            features = for_lookup(features, self.is_weighted())
-        try:
-            if isinstance(features, KeyedJaggedTensor):
-                self._batch_requirements.check_lengths(features)
-            return super().forward(features)
-        except Exception as error:
-            self._batch_requirements.explain(features, error)
-            if isinstance(features, KeyedJaggedTensor) and features.values().device.type == "cpu":
-                self._raise_with_feature(features)
-            raise
-
-    @torch.no_grad()
-    def _raise_with_feature(self, features: KeyedJaggedTensor) -> None:
-        """Repeats the lookups of a batch, and raises the error of the first that fails."""
-        jagged = features.to_dict()
-        for config in self.embedding_bag_configs():
-            for name in config.feature_names:
-                feature = jagged[name]
-                weights = feature.weights() if self.is_weighted() else None
-                try:
-                    self.embedding_bags[config.name](
-                        feature.values(), feature.offsets(), per_sample_weights=weights
-                    )
-                except (*NAMED_ERRORS, RuntimeError) as error:
-                    # The lookup in a TT table has named the table itself.
-                    is_tt = isinstance(config, FlowTTEmbeddingBagConfig)
-                    label = f"feature {name!r}" + ("" if is_tt else f", table {config.name!r}")
-                    kind = next(k for k in (*NAMED_ERRORS, RuntimeError) if isinstance(error, k))
-                    raise kind(f"{label}: {error}") from error
-
-    def tt_tables(self) -> dict[str, FlowTTEmbeddingBagConfig]:
-        """Configurations of the TT tables by table name."""
-        return {
-            config.name: config
-            for config in self.embedding_bag_configs()
-            if isinstance(config, FlowTTEmbeddingBagConfig)
-        }
-
-    def tt_cores(self, table: str) -> list[nn.Parameter]:
-        """The TT-cores of a table, core k of shape ``[p_k, r_(k-1), q_k, r_k]``.
-
-        Raises:
-            KeyError: if there is no TT table of that name.
-        """
-        if table not in self.tt_tables():
-            raise KeyError(f"no TT table {table!r}; TT tables are {sorted(self.tt_tables())}")
-        return list(cast(FlowTTEmbeddingBag, self.embedding_bags[table]).tt_cores)
-
-    def keep_packed_cores(self, keep: bool = True) -> None:
-        """Keeps packed copies of the TT-cores between lookups without a gradient; off at first.
-
-        Of all TT tables; see :class:`~torchrec_flowtt.modules.packed_cores.KeepsPackedCores`. A
-        sharded collection has this method too, and starts without copies.
-        """
-        for table in self.tt_tables():
-            cast(FlowTTEmbeddingBag, self.embedding_bags[table]).keep_packed_cores(keep)
-
-    def refresh_packed_cores(self) -> None:
-        """Packs the TT-cores again, in place; after changes through ``.data``, for example."""
-        for table in self.tt_tables():
-            cast(FlowTTEmbeddingBag, self.embedding_bags[table]).refresh_packed_cores()
-
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        """Initialise every table by its configuration; does nothing on the meta device."""
-        if torch.device(self.device).type == "meta":
-            return
-        tt_tables = self.tt_tables()
-        for config in self.embedding_bag_configs():
-            if config.name in tt_tables:
-                self.embedding_bags[config.name].reset_parameters()
-            else:
-                config.init_fn(self.embedding_bags[config.name].weight)
+    def _look_up(self, table: str, feature: JaggedTensor) -> torch.Tensor:
+        weights = feature.weights() if self.is_weighted() else None
+        pooled: torch.Tensor = self.embedding_bags[table](
+            feature.values(), feature.offsets(), per_sample_weights=weights
+        )
+        return pooled
 
 
 def _convert_weights(

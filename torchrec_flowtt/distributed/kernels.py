@@ -23,9 +23,15 @@ from torchrec_flowtt.functional import PoolingMode
 from torchrec_flowtt.modules import OptimizerConfig, OptimType, TableBatchedFlowTTEmbeddingBags
 from torchrec_flowtt.shapes import TTSpec
 
+_POOLING_MODES = {
+    PoolingType.SUM: PoolingMode.SUM,
+    PoolingType.MEAN: PoolingMode.MEAN,
+    PoolingType.NONE: PoolingMode.NONE,
+}
+
 
 class FlowTTEmbeddingBagKernel(BaseEmbedding):
-    """Pooled lookups of a group of TT tables, as one autograd node.
+    """Lookups of a group of TT tables, pooled or not, as one autograd node.
 
     A group has one data type, pooling and set of fused parameters. However many features a table
     has, they are looked up in the same call, so an optimizer fused into backward steps once a
@@ -56,9 +62,7 @@ class FlowTTEmbeddingBagKernel(BaseEmbedding):
                 for index, table in enumerate(config.embedding_tables)
                 for _ in range(table.num_features())
             ],
-            pooling_mode=(
-                PoolingMode.MEAN if config.pooling == PoolingType.MEAN else PoolingMode.SUM
-            ),
+            pooling_mode=_POOLING_MODES[config.pooling],
             **dataclasses.asdict(params.config),
             weights_precision=data_type_to_dtype(config.data_type),
             output_dtype=params.output_dtype,
@@ -78,12 +82,12 @@ class FlowTTEmbeddingBagKernel(BaseEmbedding):
         return self._emb_module
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        """Pooled embeddings of the group's features.
+        """Embeddings of the group's features.
 
         Returns:
-            ``[B, sum_f D_f]``. With a batch size of its own for every feature (and rank the
-            features came from), a flat tensor: rank after rank, in it feature after feature, as
-            FBGEMM's kernels return it.
+            Without pooling ``[nnz, D]``, a row for each value. Else ``[B, sum_f D_f]``; with a
+            batch size of its own for every feature (and rank the features came from), a flat
+            tensor: rank after rank, in it feature after feature, as FBGEMM's kernels return it.
         """
         weights = features.weights_or_none() if self._config.is_weighted else None
         if not features.variable_stride_per_key():
@@ -92,6 +96,8 @@ class FlowTTEmbeddingBagKernel(BaseEmbedding):
         strides = features.stride_per_key_per_rank()
         offsets = equal_batch_offsets(features.offsets(), [sum(stride) for stride in strides])
         pooled = self._emb_module(features.values(), offsets, weights)
+        if self._config.pooling == PoolingType.NONE:
+            return pooled
         return rank_major(pooled, strides, self._config.embedding_dims())
 
     def tt_cores_by_table(self) -> dict[str, list[nn.Parameter]]:

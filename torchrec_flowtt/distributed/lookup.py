@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torchrec.distributed.embedding_lookup import GroupedPooledEmbeddingsLookup
+from torchrec.distributed.embedding_lookup import (
+    GroupedEmbeddingsLookup,
+    GroupedPooledEmbeddingsLookup,
+)
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel, GroupedEmbeddingConfig
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -25,13 +28,13 @@ from torchrec_flowtt.distributed.variable_batch import merge_groups
 from torchrec_flowtt.shapes import TTSpec
 
 
-class FlowTTGroupedPooledEmbeddingsLookup(GroupedPooledEmbeddingsLookup):
-    """TorchRec's lookup, with a TT kernel for every group of TT tables.
+class _TTKernels:
+    """A TT kernel for every group of TT tables, beside a lookup of TorchRec, the other base class.
 
     Args:
         tt_specs: TT shapes by table name.
         placements: where table-wise cores are, by table name; ``None`` for data-parallel tables.
-        **kwargs: as for ``GroupedPooledEmbeddingsLookup``.
+        **kwargs: as for TorchRec's lookup.
     """
 
     def __init__(
@@ -50,13 +53,21 @@ class FlowTTGroupedPooledEmbeddingsLookup(GroupedPooledEmbeddingsLookup):
     def _create_embedding_kernel(
         self, config: GroupedEmbeddingConfig, *args: Any, **kwargs: Any
     ) -> Any:
-        create = super()._create_embedding_kernel
+        create = super()._create_embedding_kernel  # type: ignore[misc]
         if config.compute_kernel != EmbeddingComputeKernel.CUSTOMIZED_KERNEL:
             return create(config, *args, **kwargs)
         device = bind_kernel_arguments(create, (config, *args), kwargs)["device"]
         if self._placements is None:
             return DenseFlowTTEmbeddingBagKernel(config, self._tt_specs, device)
         return FusedFlowTTEmbeddingBagKernel(config, self._tt_specs, device, self._placements)
+
+
+class FlowTTGroupedEmbeddingsLookup(_TTKernels, GroupedEmbeddingsLookup):
+    """TorchRec's lookup of sequence embeddings, with TT kernels for groups of TT tables."""
+
+
+class FlowTTGroupedPooledEmbeddingsLookup(_TTKernels, GroupedPooledEmbeddingsLookup):
+    """TorchRec's lookup of pooled embeddings, with TT kernels for groups of TT tables."""
 
     def forward(self, sparse_features: KeyedJaggedTensor) -> torch.Tensor:
         """Pooled embeddings of this rank's tables; see the kernels for the shape."""

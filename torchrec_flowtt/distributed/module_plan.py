@@ -11,14 +11,18 @@ from torchrec.distributed.sharding_plan import (
 from torchrec.distributed.types import EmbeddingModuleShardingPlan
 
 from torchrec_flowtt.distributed.ebc import FlowTTEmbeddingBagCollection
+from torchrec_flowtt.distributed.ec import FlowTTEmbeddingCollection
 from torchrec_flowtt.distributed.plan_validation import TT_COMPUTE_KERNEL, validate_plan
-from torchrec_flowtt.distributed.sharder import FlowTTEmbeddingBagCollectionSharder
+from torchrec_flowtt.distributed.sharder import (
+    FlowTTEmbeddingBagCollectionSharder,
+    FlowTTEmbeddingCollectionSharder,
+)
 
 
 def construct_module_sharding_plan(
-    module: FlowTTEmbeddingBagCollection,
+    module: FlowTTEmbeddingBagCollection | FlowTTEmbeddingCollection,
     per_param_sharding: Mapping[str, Any],
-    sharder: FlowTTEmbeddingBagCollectionSharder | None = None,
+    sharder: FlowTTEmbeddingBagCollectionSharder | FlowTTEmbeddingCollectionSharder | None = None,
     **kwargs: Any,
 ) -> EmbeddingModuleShardingPlan:
     """TorchRec's function of this name, with the compute kernel of TT tables filled in.
@@ -44,13 +48,20 @@ def construct_module_sharding_plan(
         >>> plan["ads"].compute_kernel, plan["ads"].ranks
         ('customized_kernel', [1])
     """
+    if sharder is None:
+        is_pooled = isinstance(module, FlowTTEmbeddingBagCollection)
+        sharder = (
+            FlowTTEmbeddingBagCollectionSharder()
+            if is_pooled
+            else FlowTTEmbeddingCollectionSharder()
+        )
     plan: EmbeddingModuleShardingPlan = construct_torchrec_plan(
         module,
         dict(per_param_sharding),
-        FlowTTEmbeddingBagCollectionSharder() if sharder is None else sharder,
+        sharder,
         **kwargs,
     )
     for table in module.tt_tables():
         plan[table].compute_kernel = TT_COMPUTE_KERNEL
-    validate_plan(module.embedding_bag_configs(), plan)
+    validate_plan(module.table_configs(), plan)
     return plan

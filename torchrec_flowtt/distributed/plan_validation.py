@@ -11,9 +11,9 @@ from typing import Any
 
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.types import ParameterSharding, ShardingType
-from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
+from torchrec.modules.embedding_configs import BaseEmbeddingConfig, PoolingType
 
-from torchrec_flowtt.distributed.embedding_configs import FlowTTEmbeddingBagConfig
+from torchrec_flowtt.distributed.embedding_configs import TTTableConfig
 
 #: Compute kernel of a TT table in sharding plans.
 TT_COMPUTE_KERNEL: str = EmbeddingComputeKernel.CUSTOMIZED_KERNEL.value
@@ -59,7 +59,7 @@ def refusal(table: str, sharding_type: str) -> str:
 
 
 def validate_plan(
-    configs: Sequence[EmbeddingBagConfig], plan: Mapping[str, ParameterSharding]
+    configs: Sequence[BaseEmbeddingConfig], plan: Mapping[str, ParameterSharding]
 ) -> None:
     """Check that `plan` fits the tables.
 
@@ -75,11 +75,11 @@ def validate_plan(
                 f"{sorted(plan)}. {PLANNER_HINT}"
             )
         sharding = plan[config.name]
-        if not isinstance(config, FlowTTEmbeddingBagConfig):
+        if not isinstance(config, TTTableConfig):
             if sharding.compute_kernel == TT_COMPUTE_KERNEL:
                 raise ValueError(
                     f"table {config.name!r} is uncompressed, but the plan gives it the compute "
-                    f"kernel {TT_COMPUTE_KERNEL!r}, which is for FlowTTEmbeddingBagConfig tables. "
+                    f"kernel {TT_COMPUTE_KERNEL!r}, which is for TT tables. "
                     f"{PLANNER_HINT}"
                 )
             continue
@@ -107,12 +107,14 @@ def validate_plan(
 
 
 def _validate_mean_pooling(
-    configs: Sequence[EmbeddingBagConfig], plan: Mapping[str, ParameterSharding]
+    configs: Sequence[BaseEmbeddingConfig], plan: Mapping[str, ParameterSharding]
 ) -> None:
     row_wise_mean = [
         config.name
         for config in configs
-        if config.pooling == PoolingType.MEAN and plan[config.name].sharding_type in _ROW_WISE_TYPES
+        # Tables of sequence embeddings have no pooling.
+        if getattr(config, "pooling", None) == PoolingType.MEAN
+        and plan[config.name].sharding_type in _ROW_WISE_TYPES
     ]
     if not row_wise_mean:
         return

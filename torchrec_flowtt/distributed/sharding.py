@@ -7,16 +7,22 @@ the lookup differs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torchrec.distributed.embedding_sharding import EmbeddingShardingInfo
+from torchrec.distributed.sharding.dp_sequence_sharding import DpSequenceEmbeddingSharding
 from torchrec.distributed.sharding.dp_sharding import DpPooledEmbeddingSharding
+from torchrec.distributed.sharding.tw_sequence_sharding import TwSequenceEmbeddingSharding
 from torchrec.distributed.sharding.tw_sharding import TwPooledEmbeddingSharding
 from torchrec.distributed.types import ParameterSharding, ShardingEnv
 
+from torchrec_flowtt.distributed import compat
 from torchrec_flowtt.distributed.core_states import CorePlacement
-from torchrec_flowtt.distributed.lookup import FlowTTGroupedPooledEmbeddingsLookup
+from torchrec_flowtt.distributed.lookup import (
+    FlowTTGroupedEmbeddingsLookup,
+    FlowTTGroupedPooledEmbeddingsLookup,
+)
 from torchrec_flowtt.distributed.table_parameters import tt_spec_of
 from torchrec_flowtt.shapes import TTSpec
 
@@ -36,8 +42,8 @@ def core_placement(sharding: ParameterSharding, env: ShardingEnv) -> CorePlaceme
     )
 
 
-class FlowTTTwPooledEmbeddingSharding(TwPooledEmbeddingSharding):
-    """Table-wise sharding: each table, with all its TT-cores, on one rank."""
+class _TableWise:
+    """Table-wise sharding of TT tables, beside a sharding of TorchRec, the other base class."""
 
     def __init__(
         self,
@@ -47,13 +53,45 @@ class FlowTTTwPooledEmbeddingSharding(TwPooledEmbeddingSharding):
         **kwargs: Any,
     ) -> None:
         """Builds it; see the class for the arguments."""
-        super().__init__(sharding_infos, env, device, **kwargs)
-        self._tt_specs = tt_specs_of(sharding_infos)
-        self._placements = {
-            info.embedding_config.name: core_placement(info.param_sharding, env)
-            for info in sharding_infos
-            if info.embedding_config.name in self._tt_specs
+        super().__init__(sharding_infos, env, device, **kwargs)  # type: ignore[call-arg]
+        tt_specs = tt_specs_of(sharding_infos)
+        self._lookup_arguments: dict[str, Any] = {
+            "tt_specs": tt_specs,
+            "placements": {
+                info.embedding_config.name: core_placement(info.param_sharding, env)
+                for info in sharding_infos
+                if info.embedding_config.name in tt_specs
+            },
+            "pg": env.process_group,
+            "env": env,
         }
+
+
+class _DataParallel:
+    """Data-parallel sharding of TT tables, beside a sharding of TorchRec, the other base class."""
+
+    def __init__(
+        self,
+        sharding_infos: list[EmbeddingShardingInfo],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+    ) -> None:
+        """Builds it; see the class for the arguments."""
+        super().__init__(sharding_infos, env, device)  # type: ignore[call-arg]
+        self._lookup_arguments: dict[str, Any] = {
+            "tt_specs": tt_specs_of(sharding_infos),
+            "placements": None,
+            "pg": env.process_group,
+            "env": env,
+        }
+
+
+class _PooledLookup:
+    """Makes the lookup of pooled embeddings."""
+
+    _lookup_arguments: dict[str, Any]
+    # In data-parallel sharding DDP averages the gradients of the weights already.
+    _scale_weight_gradients: ClassVar[bool] = True
 
     def create_lookup(
         self,
@@ -63,44 +101,45 @@ class FlowTTTwPooledEmbeddingSharding(TwPooledEmbeddingSharding):
     ) -> FlowTTGroupedPooledEmbeddingsLookup:
         """The lookup of this rank's tables."""
         return FlowTTGroupedPooledEmbeddingsLookup(
-            tt_specs=self._tt_specs,
-            placements=self._placements,
-            grouped_configs=self._grouped_embedding_configs,
-            pg=self._pg,
-            device=device if device is not None else self._device,
+            **self._lookup_arguments,
+            **compat.lookup_groups(self, device),
             feature_processor=feature_processor,
-            env=self._env,
+            scale_weight_gradients=self._scale_weight_gradients,
         )
 
 
-class FlowTTDpPooledEmbeddingSharding(DpPooledEmbeddingSharding):
-    """Data-parallel sharding: every rank holds all TT-cores, DDP reduces their gradients."""
+class _SequenceLookup:
+    """Makes the lookup of sequence embeddings."""
 
-    def __init__(
-        self,
-        sharding_infos: list[EmbeddingShardingInfo],
-        env: ShardingEnv,
-        device: torch.device | None = None,
-    ) -> None:
-        """Builds it; see the class for the arguments."""
-        super().__init__(sharding_infos, env, device)
-        self._tt_specs = tt_specs_of(sharding_infos)
+    _lookup_arguments: dict[str, Any]
 
     def create_lookup(
         self,
         device: torch.device | None = None,
         fused_params: dict[str, Any] | None = None,
         feature_processor: Any = None,
-    ) -> FlowTTGroupedPooledEmbeddingsLookup:
-        """The lookup of all data-parallel tables."""
-        return FlowTTGroupedPooledEmbeddingsLookup(
-            tt_specs=self._tt_specs,
-            placements=None,
-            grouped_configs=self._grouped_embedding_configs,
-            pg=self._env.process_group,
-            device=device if device is not None else self._device,
-            feature_processor=feature_processor,
-            # DDP averages the gradients of the weights already.
-            scale_weight_gradients=False,
-            env=self._env,
+    ) -> FlowTTGroupedEmbeddingsLookup:
+        """The lookup of this rank's tables."""
+        return FlowTTGroupedEmbeddingsLookup(
+            **self._lookup_arguments, **compat.lookup_groups(self, device)
         )
+
+
+class FlowTTTwPooledEmbeddingSharding(_PooledLookup, _TableWise, TwPooledEmbeddingSharding):
+    """Table-wise sharding: each table, with all its TT-cores, on one rank."""
+
+
+class FlowTTDpPooledEmbeddingSharding(_PooledLookup, _DataParallel, DpPooledEmbeddingSharding):
+    """Data-parallel sharding: every rank holds all TT-cores, DDP reduces their gradients."""
+
+    _scale_weight_gradients: ClassVar[bool] = False
+
+
+class FlowTTTwSequenceEmbeddingSharding(_SequenceLookup, _TableWise, TwSequenceEmbeddingSharding):
+    """Table-wise sharding of sequence embeddings."""
+
+
+class FlowTTDpSequenceEmbeddingSharding(
+    _SequenceLookup, _DataParallel, DpSequenceEmbeddingSharding
+):
+    """Data-parallel sharding of sequence embeddings."""

@@ -14,7 +14,7 @@ from typing import cast
 import torch
 from torch import nn
 
-from torchrec_flowtt.distributed.embedding_configs import FlowTTEmbeddingBagConfig
+from torchrec_flowtt.distributed.embedding_configs import TTTableConfig
 from torchrec_flowtt.shapes import TTSpec
 
 _SPEC = "_flowtt_spec"
@@ -26,9 +26,7 @@ def tt_spec_of(parameter: torch.Tensor) -> TTSpec | None:
     return cast("TTSpec | None", getattr(parameter, _SPEC, None))
 
 
-def tt_table_parameter(
-    config: FlowTTEmbeddingBagConfig, cores: Sequence[torch.Tensor]
-) -> nn.Parameter:
+def tt_table_parameter(config: TTTableConfig, cores: Sequence[torch.Tensor]) -> nn.Parameter:
     """A meta parameter ``[num_embeddings, embedding_dim]`` that stands for a TT table.
 
     Args:

@@ -13,13 +13,15 @@ from torchrec.distributed.planner.planners import EmbeddingShardingPlanner
 from torchrec.distributed.planner.types import PlannerError
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import ShardingPlan
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from torchrec_flowtt.distributed import compat
-from torchrec_flowtt.distributed.ebc import FlowTTEmbeddingBagCollection
-from torchrec_flowtt.distributed.embedding_configs import FlowTTEmbeddingBagConfig
+from torchrec_flowtt.distributed.embedding_configs import TTTableConfig
 from torchrec_flowtt.distributed.plan_validation import TT_SHARDING_TYPES, refusal
-from torchrec_flowtt.distributed.sharder import FlowTTEmbeddingBagCollectionSharder
+from torchrec_flowtt.distributed.sharder import (
+    FlowTTEmbeddingBagCollectionSharder,
+    FlowTTEmbeddingCollectionSharder,
+)
+from torchrec_flowtt.distributed.tt_collection import TTTableCollection, configs_of
 from torchrec_flowtt.planner.enumerator import FlowTTEmbeddingEnumerator
 from torchrec_flowtt.planner.lookup_cost import TTLookupCost
 from torchrec_flowtt.planner.placement import (
@@ -144,7 +146,11 @@ class FlowTTEmbeddingShardingPlanner(EmbeddingShardingPlanner):
 
     def _prepare(self, module: nn.Module, sharders: Sequence[Any] | None) -> list[Any]:
         if sharders is None:
-            sharders = [FlowTTEmbeddingBagCollectionSharder(), *get_default_sharders()]
+            sharders = [
+                FlowTTEmbeddingBagCollectionSharder(),
+                FlowTTEmbeddingCollectionSharder(),
+                *get_default_sharders(),
+            ]
         sharders = list(sharders)
         # On every rank, before any of them waits for another.
         check_sharders(module, [sharder.module_type for sharder in sharders])
@@ -160,7 +166,7 @@ def check_constraints(model: nn.Module, constraints: Mapping[str, Any]) -> None:
         ValueError: if not, with the reason for the first type asked for.
     """
     for module in model.modules():
-        if not isinstance(module, FlowTTEmbeddingBagCollection):
+        if not isinstance(module, TTTableCollection):
             continue
         for table in module.tt_tables():
             wanted = getattr(constraints.get(table), "sharding_types", None)
@@ -175,23 +181,17 @@ def check_sharders(model: nn.Module, sharded_types: Sequence[type]) -> None:
         ValueError: if not.
     """
     for path, module in model.named_modules():
-        if not isinstance(module, EmbeddingBagCollection):
-            continue
-        tables = [
-            config.name
-            for config in module.embedding_bag_configs()
-            if isinstance(config, FlowTTEmbeddingBagConfig)
-        ]
+        tables = [config.name for config in configs_of(module) if isinstance(config, TTTableConfig)]
         if not tables:
             continue
-        if not isinstance(module, FlowTTEmbeddingBagCollection):
+        if not isinstance(module, TTTableCollection):
+            kind = type(module).__name__
             raise ValueError(
-                f"{path or 'the model'} is a plain {type(module).__name__} with TT tables "
-                f"{tables}, which it would hold uncompressed; make it a "
-                "FlowTTEmbeddingBagCollection"
+                f"{path or 'the model'} is a plain {kind} with TT tables "
+                f"{tables}, which it would hold uncompressed; make it a FlowTT{kind}"
             )
         if type(module) not in sharded_types:
             raise ValueError(
                 f"{path or 'the model'} has TT tables {tables} and no sharder among those given; "
-                "add FlowTTEmbeddingBagCollectionSharder() to sharders"
+                f"add {type(module).__name__}Sharder() to sharders"
             )
