@@ -16,6 +16,9 @@ FLOWTT_CUDA_ARCHS ?= 90
 # Where a CPU build of torch is looked for besides the configured package index; empty for the index alone.
 TORCH_INDEX ?= $(if $(filter cpu,$(DEVICE)),https://download.pytorch.org/whl/cpu)
 RUN_DIR ?= runs/demo
+# Releases of TorchRec that `make compat` tests besides the pinned one. FBGEMM and torch stay as they are: FBGEMM's
+# binaries load with the torch that they were built for only.
+COMPAT_TORCHREC ?= 1.6.1 1.7.0 1.9.2
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -53,7 +56,7 @@ $(LINT): requirements/lint.lock $(DEPS)
 	@$(PIP) install --quiet -r requirements/lint.lock
 	@touch $@
 
-.PHONY: setup build demo test test-all lint format docs performance audit lock clean distclean
+.PHONY: setup build demo test test-all compat lint format docs performance audit lock clean distclean
 setup: $(DEPS) ## make the virtual environment with the pinned stack
 
 build: $(BUILT) ## build the kernels and install the package into the virtual environment, editable
@@ -66,6 +69,17 @@ test: $(BUILT) ## run the tests, without the slow ones
 
 test-all: $(BUILT) ## run all tests
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+
+# Each beside the installed release, in front of it on the path.
+compat: $(BUILT) ## run the tests of the integration with other releases of TorchRec
+	for release in $(COMPAT_TORCHREC); do \
+	  beside="$(abspath build/compat)/$$release"; \
+	  test -d "$$beside" || $(PIP) install --quiet --no-deps --target "$$beside" "torchrec==$$release"; \
+	  export PYTHONPATH="$$beside" FLOWTT_ALLOW_UNLIKE_RELEASES=1; \
+	  $(BIN)/python -c "from importlib.metadata import version as v; assert v('torchrec') == '$$release', v('torchrec')"; \
+	  echo "TorchRec $$release"; \
+	  $(BIN)/python -m pytest -q -n 2 --dist loadfile tests/distributed tests/planner tests/examples; \
+	done
 
 lint: $(LINT) ## check style, types and the order of the layers
 	$(BIN)/ruff check .

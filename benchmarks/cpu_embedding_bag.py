@@ -26,6 +26,7 @@ from pathlib import Path
 
 import torch
 from environment import describe_run
+from lookup_options import at_least
 from tabulate import tabulate
 from torch import Tensor, nn
 from zipf_lookups import ZipfLookups, draw_zipf_lookups
@@ -214,16 +215,16 @@ def print_table(results: list[Result]) -> None:
 def parse_arguments() -> argparse.Namespace:
     """The defaults are the workload of the documentation."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--num-embeddings", type=int, default=10_000_000)
+    parser.add_argument("--num-embeddings", type=at_least(1), default=10_000_000)
     parser.add_argument("--p-shapes", type=int, nargs=3, default=(200, 220, 250))
     parser.add_argument("--q-shapes", type=int, nargs=3, default=(4, 4, 4))
     parser.add_argument("--tt-ranks", type=int, nargs=2, default=(16, 16))
-    parser.add_argument("--batch-size", type=int, default=8192)
-    parser.add_argument("--pooling-factor", type=int, default=20)
+    parser.add_argument("--batch-size", type=at_least(1), default=8192)
+    parser.add_argument("--pooling-factor", type=at_least(1), default=20)
     parser.add_argument("--exponent", type=float, default=1.05, help="of the Zipf law")
-    parser.add_argument("--index-sets", type=int, default=4, help="bags that take turns")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--iterations", type=int, default=15)
+    parser.add_argument("--index-sets", type=at_least(1), default=4, help="bags that take turns")
+    parser.add_argument("--threads", type=at_least(1), default=2)
+    parser.add_argument("--iterations", type=at_least(1), default=15)
     parser.add_argument("--output", type=Path, help="JSON file to write")
     return parser.parse_args()
 

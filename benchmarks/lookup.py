@@ -24,6 +24,7 @@ from lookup_options import (
     add_shape_options,
     changed_shape,
     chosen_device,
+    varied,
     workload_argument,
 )
 from lookup_records import add_ratios, write_records
@@ -53,9 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark from the command line; 1 if a contender was wrong or failed."""
     options = parse_arguments(arguments)
     changes = changed_shape(options)
-    workloads = [
-        workload.variant(**changes) for workload in options.workloads or WORKLOADS.values()
-    ]
+    workloads = [varied(workload, changes) for workload in options.workloads or WORKLOADS.values()]
     plan = Plan(
         phases=options.phases,
         timings=options.timings,

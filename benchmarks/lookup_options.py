@@ -55,7 +55,9 @@ def _contender(text: str) -> str:
     return text
 
 
-def _at_least(least: int) -> Callable[[str], int]:
+def at_least(least: int) -> Callable[[str], int]:
+    """Type of an integer option for argparse."""
+
     def number(text: str) -> int:
         if int(text) < least:
             raise argparse.ArgumentTypeError(f"expected at least {least}, got {text}")
@@ -75,9 +77,9 @@ def add_measurement_options(
         default=contenders,
         help=f"of {', '.join(MODES)}",
     )
-    parser.add_argument("--repetitions", type=_at_least(2), default=repetitions)
+    parser.add_argument("--repetitions", type=at_least(2), default=repetitions)
     parser.add_argument(
-        "--index-sets", type=_at_least(1), default=index_sets, help="batches that take turns"
+        "--index-sets", type=at_least(1), default=index_sets, help="batches that take turns"
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--output", type=Path, help="JSON file to write")
@@ -103,6 +105,14 @@ def changed_shape(options: argparse.Namespace) -> dict[str, object]:
         for name in _FIELDS
         if (value := getattr(options, name)) is not None
     }
+
+
+def varied(workload: Workload, changes: dict[str, object]) -> Workload:
+    """The workload with the changes of the command line; ends the program if there is none such."""
+    try:
+        return workload.variant(**changes)
+    except (ValueError, TypeError) as error:
+        raise SystemExit(f"workload {workload.name}: {error}") from None
 
 
 def warm_plan(

@@ -27,12 +27,17 @@ _COLUMNS = {
 
 
 def format_results(name: str, records: Sequence[Record]) -> str:
-    """A workload's table: phase by phase and way by way, the contenders below one another."""
+    """A workload's table: phase by phase and way by way, the contenders below one another.
+
+    Below it stands why contenders failed.
+    """
     groups: dict[tuple[object, ...], list[Record]] = {}
     for record in records:
         if record["workload"] == name:
             group = (record["phase"], record["timing"], record["cold"])
             groups.setdefault(group, []).append(record)
+    if not groups:
+        return f"{name}: nothing to measure, no contender has these phases\n"
     # Records come contender by contender, so phases and ways appear in their own order.
     phases = list(dict.fromkeys(phase for phase, _, _ in groups))
     ordered = sorted(groups.items(), key=lambda item: phases.index(item[0][0]))
@@ -54,7 +59,12 @@ def format_results(name: str, records: Sequence[Record]) -> str:
         [*_labels(record), *(_value(record, key) for key, _ in shown.values())]
         for record in members
     ]
-    return f"{title}\n{tabulate(rows, headers, floatfmt=formats)}\n"
+    reasons = dict.fromkeys(
+        f"{_labels(record)[0]} failed: {record['failure']}\n"
+        for record in members
+        if record["failure"]
+    )
+    return f"{title}\n{tabulate(rows, headers, floatfmt=formats)}\n{''.join(reasons)}"
 
 
 def _value(record: Record, key: str) -> float | None:

@@ -20,6 +20,7 @@ from lookup_modes import PHASES, select_modes
 from lookup_options import (
     add_measurement_options,
     chosen_device,
+    varied,
     warm_plan,
     workload_argument,
 )
@@ -53,7 +54,7 @@ def sweep_points(base: Workload, options: argparse.Namespace) -> dict[Workload, 
     ]
     points: dict[Workload, Record] = {}
     for sweep, value, changes in variants:
-        points.setdefault(base.variant(**changes), {})[sweep] = value
+        points.setdefault(varied(base, changes), {})[sweep] = value
     return points
 
 

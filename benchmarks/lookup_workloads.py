@@ -11,6 +11,12 @@ from zipf_lookups import ZipfLookups, draw_zipf_lookups
 
 from torchrec_flowtt.shapes import TTSpec
 
+_NAMES = {
+    "pooling": ("sum", "mean"),
+    "index_dtype": ("int64", "int32"),
+    "output_dtype": ("float32", "float16", "bfloat16"),
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
@@ -33,6 +39,10 @@ class Workload:
         pooling: "sum" or "mean".
         index_dtype: "int64" or "int32", of indices and offsets.
         output_dtype: "float32", "float16" or "bfloat16".
+
+    Raises:
+        ValueError: a number is out of range, a name is unknown, or there is no TT table of the
+            shape.
     """
 
     name: str
@@ -50,6 +60,21 @@ class Workload:
     pooling: str = "sum"
     index_dtype: str = "int64"
     output_dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        """Validates."""
+        for field in ("num_embeddings", "embedding_dim", "batch_size", "pooling_factor", "tables"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field} must be at least 1, got {getattr(self, field)}")
+        if not 0 <= self.alpha < math.inf:
+            raise ValueError(f"alpha must be finite and at least 0, got {self.alpha}")
+        if not 0 <= self.prefix_share <= 1:
+            raise ValueError(f"prefix_share must be 0 to 1, got {self.prefix_share}")
+        for field, valid in _NAMES.items():
+            if getattr(self, field) not in valid:
+                names = ", ".join(valid)
+                raise ValueError(f"{field} must be one of {names}, got {getattr(self, field)}")
+        _ = self.spec
 
     @property
     def spec(self) -> TTSpec:

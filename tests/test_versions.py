@@ -60,9 +60,21 @@ def test_torchrec_and_fbgemm_are_required(
     monkeypatch: pytest.MonkeyPatch, installed: dict[str, str], message: str
 ) -> None:
     fake_metadata(monkeypatch, {"torch": "2.13.0+cpu", **installed})
+    monkeypatch.delenv(versions.UNLIKE_RELEASES_VARIABLE, raising=False)
     with pytest.raises(ImportError, match=message) as caught:
         versions.require_torchrec()
     assert "TorchRec 1.8 + FBGEMM 1.8 + torch 2.13" in str(caught.value)
+
+
+def test_unlike_releases_can_be_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_metadata(
+        monkeypatch, {"torch": "2.13.0+cpu", "torchrec": "1.6.1", "fbgemm-gpu-cpu": "1.8.0"}
+    )
+    monkeypatch.setenv(versions.UNLIKE_RELEASES_VARIABLE, "1")
+    versions.require_torchrec()
+    monkeypatch.setenv(versions.UNLIKE_RELEASES_VARIABLE, "0")
+    with pytest.raises(ImportError, match="same release"):
+        versions.require_torchrec()
 
 
 def test_a_library_that_does_not_load_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:

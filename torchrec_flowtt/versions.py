@@ -8,6 +8,7 @@ torch call :func:`require_torch`; ``distributed`` and ``planner`` call :func:`re
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import warnings
 from importlib import metadata
@@ -23,6 +24,9 @@ RELEASES: dict[str, tuple[str, str]] = {
     "1.8": ("1.8", "2.13"),
     "1.9": ("1.9", "2.14"),
 }
+
+#: Set to 1, TorchRec and FBGEMM may be of unlike releases; `make compat` runs tests so.
+UNLIKE_RELEASES_VARIABLE = "FLOWTT_ALLOW_UNLIKE_RELEASES"
 
 _FBGEMM_NAMES = ("fbgemm-gpu", "fbgemm-gpu-cpu", "fbgemm-gpu-nightly", "fbgemm-gpu-nightly-cpu")
 _TORCHREC_NAMES = ("torchrec", "torchrec-nightly", "torchrec-nightly-cpu")
@@ -107,7 +111,8 @@ def require_torchrec() -> None:
         needed = ".".join(map(str, MIN_TORCHREC))
         raise ImportError(f"TorchRec and FBGEMM must be >= {needed}; {found}. {works}")
     nightly = "nightly" in torchrec[0] or "nightly" in fbgemm[0]
-    if not nightly and torchrec_release != fbgemm_release:
+    allowed = nightly or os.environ.get(UNLIKE_RELEASES_VARIABLE) == "1"
+    if not allowed and torchrec_release != fbgemm_release:
         raise ImportError(f"TorchRec and FBGEMM must be of the same release; {found}. {works}")
     if torchrec_release > MAX_TESTED_TORCHREC:
         warnings.warn(

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["--num-embeddings", "990", "--p-shapes", "9", "10", "11", "--batch-size", "32"]
+SIZES = ("num-embeddings", "embedding-dim", "batch-size", "pooling-factor", "tables")
 RUN = ["--device", "cpu", "--repetitions", "2", "--index-sets", "2"]
 
 
@@ -77,6 +78,42 @@ def test_small_workloads_on_the_cpu_give_complete_records(tmp_path: Path) -> Non
         else:
             assert record["ratio_to_sgd"] > 0 and record["ratio_to_fbgemm_no_check"] is None
     assert all(contender in result.stdout for contender, _, _ in contenders)
+
+
+def test_phases_that_no_contender_has(
+    module: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [*RUN, *SMALL, "--workloads", "W1", "--contenders", "flowtt_packed"]
+    assert module.main([*arguments, "--phases", "training"]) == 0
+    assert "nothing to measure, no contender has these phases" in capsys.readouterr().out
+
+
+def test_what_failed_says_why(module: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [*RUN, *SMALL, "--workloads", "W1", "--contenders", "fbgemm_adam"]
+    assert module.main(arguments) == 0
+    assert "fbgemm_adam fp32 failed: FBGEMM has no Adam on the CPU" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        *((f"--{name} 0", f"{name.replace('-', '_')} must be at least 1, got 0") for name in SIZES),
+        ("--tt-ranks 0 4", r"tt_ranks\[0\] must be positive"),
+        ("--p-shapes 0 1 2", r"p_shapes\[0\] must be positive"),
+        ("--alpha nan", "alpha must be finite"),
+        ("--prefix-share 2", "prefix_share must be 0 to 1"),
+        ("--pooling max", "pooling must be one of sum, mean, got max"),
+        ("--index-dtype int7", "index_dtype must be one of int64, int32"),
+        ("--output-dtype float", "output_dtype must be one of float32"),
+    ],
+)
+def test_shapes_that_do_not_exist(option: str, message: str, module: ModuleType) -> None:
+    arguments = [*RUN, *SMALL, "--workloads", "W1", *option.split()]
+    with pytest.raises(SystemExit, match=f"workload W1: .*{message}"):
+        module.main(arguments)
+    sweep = importlib.import_module("lookup_sweep")
+    with pytest.raises(SystemExit, match="workload W1: batch_size must be at least 1"):
+        sweep.main([*RUN, "--batch-sizes", "0"])
 
 
 def test_ratios_to_what_a_record_is_compared_with(module: ModuleType, tmp_path: Path) -> None:

@@ -25,11 +25,12 @@ def test_the_example_trains_on_two_processes_and_leaves_no_group_behind(tmp_path
     """A thread of gloo that outlives the interpreter aborts the process, once in many runs."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
+    path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     result = subprocess.run(
         [*launch, str(program)],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path), "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
         timeout=180,

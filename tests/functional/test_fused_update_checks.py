@@ -44,12 +44,89 @@ def look_up(cores: list[list[Tensor]], update: FusedUpdate) -> Tensor:
         ({"learning_rate": torch.ones(1)}, ValueError, r"learning_rate .* of shape \(1,\)"),
         ({"iter": 0}, TypeError, "iter must be a 0-dim torch.int64 tensor, got 0"),
         ({"iter": torch.tensor(0.0)}, ValueError, "iter must be .* got torch.float32"),
-        ({"max_gradient": -1.0}, ValueError, "max_gradient must be at least 0, got -1.0"),
+        ({"max_gradient": -1.0}, ValueError, "max_gradient must be .* at least 0, got -1.0"),
+        ({"max_gradient": float("inf")}, ValueError, "max_gradient must be finite"),
+        ({"optimizer": "rmsprop"}, ValueError, "one of 'exact_sgd', .*, got 'rmsprop'"),
+        ({"optimizer": "none"}, ValueError, "optimizer must be one of"),
+        ({"optimizer": None}, ValueError, "optimizer must be one of .*, got None"),
+        ({"beta1": 1.0}, ValueError, r"beta1 must be in \[0, 1\), got 1.0"),
+        ({"beta2": -0.1}, ValueError, r"beta2 must be in \[0, 1\), got -0.1"),
+        ({"beta2": float("nan")}, ValueError, "beta2 must be"),
+        ({"beta1": "0.9"}, TypeError, r"beta1 must be a real number, got '0.9' \(str\)"),
+        ({"eps": -1e-8}, ValueError, "eps must be finite and at least 0"),
+        ({"weight_decay": float("inf")}, ValueError, "weight_decay must be finite"),
+        ({"momentum1": [torch.zeros(1)]}, ValueError, "momentum1 must hold no tensors .* got 1"),
+        ({"optimizer": "adam"}, ValueError, "momentum1 must hold one tensor a core"),
+        (
+            {"optimizer": "adam", "momentum1": [torch.zeros(1)]},
+            ValueError,
+            "momentum2 must hold one tensor a core for optimizer 'adam', got 0",
+        ),
+        (
+            {f"momentum{moment}": [torch.zeros(1)] for moment in (1, 2)}
+            | {"optimizer": "exact_row_wise_adagrad"},
+            ValueError,
+            "momentum2 must hold no tensors for optimizer 'exact_row_wise_adagrad', got 1",
+        ),
     ],
 )
 def test_arguments(changes: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        look_up(two_tables(), sgd(**changes))
+        sgd(**changes)
+
+
+def adagrad(cores: list[list[Tensor]]) -> FusedUpdate:
+    state = [torch.zeros_like(core, requires_grad=False) for table in cores for core in table]
+    return sgd(optimizer="exact_adagrad", momentum1=state)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "message"),
+    [
+        (slice(3), ValueError, "momentum1 must hold one tensor a core, 4, got 3"),
+        (1.0, TypeError, r"momentum1\[1\] must be a Tensor, got float"),
+        (torch.zeros(4), ValueError, r"momentum1\[1\] must be .* shape \(4, 2, 2, 1\)"),
+        (torch.zeros(4, 2, 2, 1).double(), ValueError, r"momentum1\[1\] must be .*float32"),
+        (torch.zeros(4, 2, 4, 1)[:, :, ::2], ValueError, r"momentum1\[1\] must be contiguous"),
+    ],
+)
+def test_state_of_other_cores(wrong: Any, error: type[Exception], message: str) -> None:
+    cores = two_tables()
+    update = adagrad(cores)
+    state = list(update.momentum1)
+    if isinstance(wrong, slice):
+        state = state[wrong]
+    else:
+        state[1] = wrong
+    with pytest.raises(error, match=message):
+        look_up(cores, dataclasses.replace(update, momentum1=state))
+
+
+def test_cores_that_cannot_be_written_to_in_place() -> None:
+    cores = two_tables()
+    strided = torch.ones(2, 1, 2, 3).mT.requires_grad_()
+    with pytest.raises(ValueError, match=r"contiguous .* core 0 .* strides \(6, 6, 1, 3\)"):
+        look_up([[strided, cores[0][1]], cores[1]], sgd())
+
+
+def test_other_objects_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"update must be a FusedUpdate or None, got 'x' \(str\)"):
+        look_up(two_tables(), "x")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("max_gradient", [1e5, 1e39])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_bounds_beyond_the_dtype_of_the_gradient(max_gradient: float, dtype: torch.dtype) -> None:
+    clipped, plain = two_tables(), two_tables()
+    for cores, is_clipped in ((clipped, True), (plain, False)):
+        update = sgd(gradient_clipping=is_clipped, max_gradient=max_gradient)
+        look_up(cores, update).to(dtype).sum().backward()
+    assert not torch.equal(plain[0][0], torch.ones_like(plain[0][0]))
+    assert all(
+        torch.equal(a, b)
+        for tables in zip(clipped, plain, strict=True)
+        for a, b in zip(*tables, strict=True)
+    )
 
 
 @pytest.mark.parametrize("name", ["learning_rate", "iter", "momentum1", "momentum2"])
@@ -77,8 +154,10 @@ def test_module_that_was_loaded_without_its_learning_rate_is_refused() -> None:
 
 
 def test_step_that_fails_is_not_counted() -> None:
-    update = sgd(optimizer="exact_adagrad", momentum1=[torch.zeros(1)] * 4)
-    output = look_up(two_tables(), update)
+    cores = two_tables()
+    update = adagrad(cores)
+    output = look_up(cores, update)
+    update.momentum1[1] = torch.zeros(1)  # type: ignore[index]
     with pytest.raises(ValueError, match="momentum1"):
         output.sum().backward()
     assert update.iter.item() == 0

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchrec_flowtt.functional import (
@@ -152,18 +154,17 @@ def test_refresh(cores: list[Tensor]) -> None:
         packed.invalidate()
         packed.refresh()
         assert calls.names == [REPACK, REPACK]
-        del cores[1]
-        packed.refresh()
-    assert calls.names == [REPACK, REPACK]
 
 
 def test_memory_of_cores_that_move_is_given_back(cores: list[Tensor]) -> None:
     packed = PackedCores()
     look_up(cores, packed)
-    packed.forget_moved_cores()
+    packed.forget_moved_cores(cores)
     assert look_up(cores, packed) == [LOOK_UP]
     _moved(cores)
-    packed.forget_moved_cores()
+    packed.forget_moved_cores(cores)
+    assert look_up(cores, packed) == [PACK, LOOK_UP]
+    packed.forget_moved_cores([core.detach() for core in cores])
     assert look_up(cores, packed) == [PACK, LOOK_UP]
 
 
@@ -210,6 +211,81 @@ def test_compiled_lookups_have_the_plain_operator(cores: list[Tensor]) -> None:
     assert look_up(cores, packed) == [PACK, LOOK_UP]  # there was nothing yet
     with torch.no_grad():
         assert torch.equal(compiled(cores), lookup(cores))
+
+
+@pytest.mark.filterwarnings("ignore:Converting a tensor")
+def test_traced_lookups_have_the_plain_operator(cores: list[Tensor]) -> None:
+    """A kept copy would be a constant of the graph, which later cores have no part in."""
+    packed = PackedCores()
+
+    def lookup(indices: Tensor, *cores: Tensor) -> Tensor:
+        with torch.no_grad():
+            return tt_embedding_bag(indices, list(cores), packed=packed)
+
+    for _ in range(2):
+        graphs = [
+            *(
+                make_fx(lookup, tracing_mode=mode)(INDICES, *cores)
+                for mode in ("real", "fake", "symbolic")
+            ),
+            torch.jit.trace(lookup, (INDICES, *cores), check_trace=False),
+        ]
+        doubled = [core.detach() * 2 for core in cores]
+        for graph in graphs:
+            assert torch.equal(graph(INDICES, *doubled), tt_embedding_bag(INDICES, doubled))
+            recorded = graph.graph if isinstance(graph, torch.jit.ScriptFunction) else graph.code
+            assert "tt_cores" not in str(recorded) and "_packed" not in str(recorded)
+        look_up(cores, packed)  # the second time there is a copy
+    with FakeTensorMode() as mode, torch.no_grad():
+        fake = [mode.from_tensor(core) for core in cores]
+        indices = mode.from_tensor(INDICES)
+        assert tt_embedding(indices, fake, packed=packed).shape == (1, 3, 6)
+
+
+def test_transforms_take_no_part_in_it(cores: list[Tensor]) -> None:
+    packed = PackedCores()
+
+    def penalty(core: Tensor) -> Tensor:
+        with torch.no_grad():
+            factor = tt_embedding_bag(INDICES, [core, cores[1]], packed=packed).sum()
+            tt_embedding_bag(INDICES, frozen, packed=packed)
+        return (core * factor).sum()
+
+    frozen = [core.detach() for core in cores]
+    factor = tt_embedding_bag(INDICES, frozen).sum()
+    with Calls() as calls:
+        grad = torch.func.grad(penalty)(cores[0])
+    assert torch.equal(grad, factor.expand_as(grad))
+    assert not {PACK, LOOK_UP} & set(calls.names)
+    with pytest.raises(NotImplementedError, match="transforms of torch.func .* use backward"):
+        torch.func.grad(lambda core: tt_embedding_bag(INDICES, [core, cores[1]]).sum())(cores[0])
+
+
+def test_computed_cores_are_not_kept(cores: list[Tensor]) -> None:
+    """They would hold what they were computed from."""
+    assert look_up([core * 2 for core in cores], PackedCores()) == ["tt_embedding_bag"]
+
+
+def test_tensors_can_be_swapped(cores: list[Tensor]) -> None:
+    packed = PackedCores()
+    look_up(cores, packed)
+    torch.utils.swap_tensors(cores[1], torch.rand_like(cores[1], requires_grad=True))
+    assert look_up(cores, packed) == [REPACK, LOOK_UP]
+
+
+def test_other_objects_are_refused(cores: list[Tensor]) -> None:
+    batched = {"num_embeddings": [8], "feature_table_map": [0], "pooling_mode": "sum"}
+    calls: list[Callable[[Any], Tensor]] = [
+        lambda packed: tt_embedding(INDICES, cores, packed=packed),
+        lambda packed: tt_embedding_bag(INDICES, cores, packed=packed),
+        lambda packed: table_batched_tt_embedding_bag(
+            INDICES[0], torch.tensor([0, 3]), [cores], packed=packed, **batched
+        ),
+    ]
+    for call in calls:
+        for mode in (torch.no_grad(), torch.enable_grad()):
+            with mode, pytest.raises(TypeError, match=r"packed must be .*, got 'x' \(str\)"):
+                call("x")
 
 
 def test_copies_are_empty(cores: list[Tensor]) -> None:

@@ -309,6 +309,19 @@ def test_learning_rate_changes_apply_to_the_next_step() -> None:
     assert not torch.equal(tables.tt_cores[0], before[0])
 
 
+@pytest.mark.parametrize("rate", [1e39, 3.4028235e38, 10**400, float("inf"), float("nan"), -1.0])
+def test_learning_rates_that_are_refused_change_nothing(rate: float) -> None:
+    tables = make_tables(OptimType.EXACT_ADAGRAD, learning_rate=0.1)
+    with pytest.raises(ValueError, match="learning_rate must be finite .* fit float32"):
+        tables.set_learning_rate(rate)
+    assert tables.learning_rate == 0.1
+    assert tables.learning_rate_tensor.item() == pytest.approx(0.1)
+    for argument in ("learning_rate", "eps", "max_gradient"):
+        with pytest.raises(ValueError, match=f"{argument} must be finite .* fit float32"):
+            make_tables(OptimType.EXACT_ADAGRAD, **{argument: rate})
+    tables.set_learning_rate(torch.finfo(torch.float32).max)
+
+
 def test_every_backward_is_one_step_and_other_uses_of_stale_cores_are_refused() -> None:
     tables = make_tables(OptimType.EXACT_ADAGRAD)
     batch = make_batch(0, weighted=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -116,6 +116,40 @@ def test_conversions_pack_anew(module: KeepsPackedCores) -> None:
         assert look_up(module) == [PACK, LOOK_UP]
 
 
+@pytest.fixture
+def _swapped_parameters() -> Iterator[None]:
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    yield
+    torch.__future__.set_swap_module_params_on_conversion(False)
+
+
+@pytest.mark.usefixtures("_swapped_parameters")
+def test_conversions_that_swap_parameters(module: KeepsPackedCores) -> None:
+    look_up(module)
+    torch.nn.Sequential(module).double()
+    module.float()
+    assert look_up(module) == [PACK, LOOK_UP]
+    module.load_state_dict({name: value * 2 for name, value in module.state_dict().items()})
+    assert look_up(module) == [REPACK, LOOK_UP]
+
+
+def test_memory_formats_leave_cores_contiguous(module: KeepsPackedCores) -> None:
+    """Cores have four dimensions, as images do."""
+    look_up(module)
+    for dtype in (torch.float32, torch.float16):
+        module.to(memory_format=torch.channels_last, dtype=dtype)
+        assert all(core.is_contiguous() for core in module.parameters())
+        before = [core.detach().clone() for core in module.parameters()]
+        call(module).float().sum().backward()
+        if isinstance(module, TableBatchedFlowTTEmbeddingBags):
+            assert any(
+                not torch.equal(*pair) for pair in zip(before, module.parameters(), strict=True)
+            )
+        else:
+            assert all(core.grad is not None for core in module.parameters())
+        look_up(module)
+
+
 def test_changes_of_data_need_a_word(module: KeepsPackedCores) -> None:
     module.refresh_packed_cores()  # before the first lookup there is nothing to do
     look_up(module)
@@ -130,6 +164,7 @@ def test_changes_of_data_need_a_word(module: KeepsPackedCores) -> None:
 
 def test_copies_have_the_setting_alone(module: KeepsPackedCores) -> None:
     look_up(module)
-    for copied in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+    copies = (copy.copy(module), copy.deepcopy(module), pickle.loads(pickle.dumps(module)))
+    for copied in copies:
         assert look_up(copied) == [PACK, LOOK_UP]
     assert look_up(module) == [LOOK_UP]

@@ -205,7 +205,11 @@ def table_batched_tt_embedding_bag(
                 f"got {table}"
             )
     if update is not None:
-        update.check()
+        if not isinstance(update, FusedUpdate):
+            raise TypeError(
+                f"update must be a FusedUpdate or None, got {update!r} ({type(update).__name__})"
+            )
+        update.check([core for table_cores in cores for core in table_cores])
     if len(feature_table_map) == 0:
         raise ValueError("feature_table_map must name a table for at least one feature, got none")
     if mode is PoolingMode.NONE:
@@ -239,6 +243,12 @@ def batched_lookup(
     table; `lookup.output_dtype` must suit them.
     """
     _refuse_forward_mode(cores, per_sample_weights)
+    if not torch.compiler.is_compiling():
+        _refuse_transforms(cores, per_sample_weights, update)
+    if packed is not None and not isinstance(packed, PackedCores):
+        raise TypeError(
+            f"packed must be a PackedCores or None, got {packed!r} ({type(packed).__name__})"
+        )
     check_integers(indices, "indices")
     check_integers(offsets, "offsets")
     num_features = len(lookup.feature_table_map)
@@ -347,6 +357,21 @@ def _refuse_forward_mode(cores: Sequence[Tensor], per_sample_weights: Tensor | N
             "TT embedding lookups have no forward-mode derivative: use reverse mode (backward, "
             "torch.func.grad of functional.rows), or torchrec_flowtt.functional.rows, which is "
             "plain torch"
+        )
+
+
+def _refuse_transforms(
+    cores: Sequence[Tensor], per_sample_weights: Tensor | None, update: FusedUpdate | None
+) -> None:
+    # Their own message is about how to write an autograd.Function.
+    if not torch._C._are_functorch_transforms_active() or not torch.is_grad_enabled():
+        return
+    inputs = cores if per_sample_weights is None else [*cores, per_sample_weights]
+    if update is not None or any(map(torch._C._functorch.is_functorch_wrapped_tensor, inputs)):
+        raise NotImplementedError(
+            "the transforms of torch.func (grad, vjp, vmap) cannot differentiate TT embedding "
+            "lookups, nor run those with a fused optimizer: use backward or torch.autograd.grad, "
+            "or torchrec_flowtt.functional.rows, which is plain torch"
         )
 
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from torchrec_flowtt.functional.cores import accumulation_dtype
 from torchrec_flowtt.functional.lookup import BatchedLookup, look_up_with_order
 from torchrec_flowtt.functional.torch_settings import determinism_required, tf32_allowed
 
 __all__ = ["FusedUpdate", "fused_lookup"]
+
+#: Optimizers that can be fused, and how many state tensors each core has with them.
+_MOMENTS = {"exact_sgd": 0, "exact_adagrad": 1, "exact_row_wise_adagrad": 1, "adam": 2}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +46,11 @@ class FusedUpdate:
         gradient_clipping: whether every element of the gradient of the output is brought into
             ``[-max_gradient, max_gradient]`` before anything is computed from it.
         max_gradient: at least 0; without effect unless gradient_clipping is set.
+
+    Raises:
+        TypeError: a tensor or a number is something else.
+        ValueError: the optimizer is unknown, it has other moments than those given, or an argument
+            is out of range.
     """
 
     optimizer: str
@@ -55,12 +66,12 @@ class FusedUpdate:
     gradient_clipping: bool = False
     max_gradient: float = 1.0
 
-    def check(self) -> None:
-        """Refuses what no operator takes.
-
-        Raises:
-            TypeError, ValueError: `learning_rate`, `iter` or `max_gradient` is not as described.
-        """
+    def __post_init__(self) -> None:
+        """Validates all that does not depend on the cores."""
+        moments = _MOMENTS.get(self.optimizer) if isinstance(self.optimizer, str) else None
+        if moments is None:
+            valid = ", ".join(repr(name) for name in _MOMENTS)
+            raise ValueError(f"optimizer must be one of {valid}, got {self.optimizer!r}")
         for name, dtype in (("learning_rate", torch.float32), ("iter", torch.int64)):
             value = getattr(self, name)
             if not isinstance(value, Tensor):
@@ -70,8 +81,52 @@ class FusedUpdate:
                     f"{name} must be a 0-dim {dtype} tensor, got {value.dtype} of shape "
                     f"{tuple(value.shape)}"
                 )
-        if not self.max_gradient >= 0:
-            raise ValueError(f"max_gradient must be at least 0, got {self.max_gradient}")
+        for argument in ("eps", "beta1", "beta2", "weight_decay", "max_gradient"):
+            number = getattr(self, argument)
+            if not isinstance(number, numbers.Real):
+                kind = type(number).__name__
+                raise TypeError(f"{argument} must be a real number, got {number!r} ({kind})")
+            upper = 1.0 if argument in ("beta1", "beta2") else math.inf
+            if not 0.0 <= float(number) < upper:
+                limit = "in [0, 1)" if upper == 1.0 else "finite and at least 0"
+                raise ValueError(f"{argument} must be {limit}, got {number}")
+        for moment, states in ((1, self.momentum1), (2, self.momentum2)):
+            if (len(states) > 0) != (moment <= moments):
+                expected = "one tensor a core" if moment <= moments else "no tensors"
+                raise ValueError(
+                    f"momentum{moment} must hold {expected} for optimizer {self.optimizer!r}, "
+                    f"got {len(states)}"
+                )
+
+    def check(self, cores: Sequence[Tensor]) -> None:
+        """Refuses state that does not belong to `cores`, the flat list of all tables.
+
+        Raises:
+            TypeError: an element of the state is no tensor.
+            ValueError: there are more or fewer state tensors than cores, or one has another shape,
+                dtype or device, or is not contiguous.
+        """
+        for moment, states in ((1, self.momentum1), (2, self.momentum2)):
+            if len(states) not in (0, len(cores)):
+                raise ValueError(
+                    f"momentum{moment} must hold one tensor a core, {len(cores)}, got {len(states)}"
+                )
+            for k, (state, core) in enumerate(zip(states, cores, strict=False)):
+                if not isinstance(state, Tensor):
+                    raise TypeError(
+                        f"momentum{moment}[{k}] must be a Tensor, got {type(state).__name__}"
+                    )
+                by_slice = self.optimizer == "exact_row_wise_adagrad"
+                shape = core.shape[:1] if by_slice else core.shape
+                dtype = accumulation_dtype(core.dtype)
+                if state.shape != shape or state.dtype != dtype or not state.is_contiguous():
+                    raise ValueError(
+                        f"momentum{moment}[{k}] must be contiguous, of {dtype} and of shape "
+                        f"{tuple(shape)}, as core {k} is {core.dtype} of shape "
+                        f"{tuple(core.shape)}; got {state.dtype} of shape {tuple(state.shape)} and "
+                        f"strides {state.stride()}"
+                    )
+        _refuse_other_devices(self, cores)
 
 
 class _FusedLookup(torch.autograd.Function):
@@ -111,7 +166,9 @@ class _FusedLookup(torch.autograd.Function):
         indices, offsets, per_sample_weights, order = ctx.saved_tensors
         lookup, update = ctx.lookup, ctx.update
         if update.gradient_clipping:
-            grad_output = grad_output.clamp(-update.max_gradient, update.max_gradient)
+            # torch refuses a bound that the gradient's dtype cannot represent.
+            bound = min(update.max_gradient, torch.finfo(grad_output.dtype).max)
+            grad_output = grad_output.clamp(-bound, bound)
         weights_grad = None
         if ctx.needs_input_grad[4]:
             # Before the step: the derivative belongs to the cores of the forward pass.
@@ -149,6 +206,28 @@ class _FusedLookup(torch.autograd.Function):
         return (None, None, None, None, weights_grad, *unused)
 
 
+def _refuse_other_devices(update: FusedUpdate, cores: Sequence[Tensor]) -> None:
+    device = cores[0].device
+    for name in ("learning_rate", "iter", "momentum1", "momentum2"):
+        value = getattr(update, name)
+        for state in (value,) if isinstance(value, Tensor) else value:
+            # State without memory has a message of its own, in the lookup.
+            if state.device != device and not state.is_meta:
+                raise ValueError(
+                    f"{name} must be on the cores' device, {device}, got {state.device}"
+                )
+
+
+def _refuse_strides(cores: Sequence[Tensor]) -> None:
+    for number, core in enumerate(cores):
+        if not core.is_contiguous():
+            raise ValueError(
+                f"cores must be contiguous when an optimizer step is fused into backward, which "
+                f"writes to them in place, but core {number} of shape {tuple(core.shape)} has the "
+                f"strides {core.stride()}: set core.data = core.data.contiguous()"
+            )
+
+
 def _refuse_meta(update: FusedUpdate) -> None:
     for name in ("learning_rate", "iter", "momentum1", "momentum2"):
         value = getattr(update, name)
@@ -182,8 +261,9 @@ def fused_lookup(
     Raises:
         RuntimeError: in a backward with ``create_graph=True``.
         ValueError: a tensor of `update` is on the meta device and the cores are not: torch would
-            then compute nothing, and say nothing.
+            then compute nothing, and say nothing. Or a core is not contiguous.
     """
+    _refuse_strides(cores)
     if not cores[0].is_meta:
         _refuse_meta(update)
     output: Tensor = _FusedLookup.apply(

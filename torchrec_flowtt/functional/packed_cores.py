@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from torchrec_flowtt.functional.torch_settings import tf32_allowed
 
@@ -38,8 +39,12 @@ class PackedCores:
     call :meth:`refresh`, or look up once outside of the graph, before it is replayed. The object
     must outlive the graph, with the settings that the capture had. A lookup that is captured while
     the copy is out of date, or before there is one, packs the cores in the graph, as without this
-    object. So do graphs of ``torch.compile``, and lookups in cores that were made under
+    object. So do graphs of ``torch.compile``, ``torch.export``, ``torch.jit.trace`` and
+    ``make_fx``, in which the copy would be a constant; lookups inside the transforms of
+    ``torch.func``; and lookups in cores that were computed with a gradient, or made under
     ``torch.inference_mode``, which have no version counters.
+
+    The object holds the cores of the last lookup.
 
     Lookups on another stream than that of the packing wait for it. Copies of the object, pickled
     ones too, are empty.
@@ -63,19 +68,19 @@ class PackedCores:
     def refresh(self) -> None:
         """Packs the cores of the last lookup again if they have changed since.
 
-        In place; nothing happens before the first lookup, or if the cores no longer exist.
+        In place; nothing happens before the first lookup.
         """
-        if self._packing is not None and (cores := self._packing.cores()):
-            self.current(cores, self._packing.lookup)
+        if self._packing is not None:
+            self.current(self._packing.cores(), self._packing.lookup)
 
     def invalidate(self) -> None:
         """Has the next lookup, or :meth:`refresh`, pack again, in place."""
         if self._packing is not None:
             self._packing.is_valid = False
 
-    def forget_moved_cores(self) -> None:
-        """Gives the memory back if a core has moved since it was packed, or is gone."""
-        if self._packing is not None and not self._packing.is_in_place():
+    def forget_moved_cores(self, cores: Sequence[Tensor]) -> None:
+        """Gives the memory back unless `cores` were packed, and are where they were."""
+        if self._packing is not None and not self._packing.is_in_place(cores):
             self._packing = None
 
     def current(self, cores: Sequence[Tensor], lookup: BatchedLookup) -> Tensor | None:
@@ -83,6 +88,8 @@ class PackedCores:
 
         None if the lookup has to pack the cores itself; see the class.
         """
+        if _is_traced_or_transformed():
+            return None
         allow_tf32 = tf32_allowed()
         packing = self._packing
         if packing is not None and packing.is_of(cores, lookup, allow_tf32):
@@ -95,7 +102,10 @@ class PackedCores:
         self, cores: Sequence[Tensor], lookup: BatchedLookup, allow_tf32: bool
     ) -> Tensor | None:
         first = cores[0]
-        if first.is_meta or any(core.is_inference() for core in cores):
+        # To hold a core that was computed with a gradient would hold what it was computed from.
+        if any(core.is_inference() or core.grad_fn is not None for core in cores):
+            return None
+        if first.is_meta or any(isinstance(core, FakeTensor) for core in cores):
             return None
         if first.is_cuda and torch.cuda.is_current_stream_capturing():
             return None
@@ -113,7 +123,9 @@ class PackedCores:
             else:
                 old = self._packing = None
                 tensor = torch.ops.flowtt.pack_tt_cores(*arguments)
-        sources = [(weakref.ref(core), core._version, core.data_ptr()) for core in cores]
+        versions = [core._version for core in cores]
+        addresses = [core.data_ptr() for core in cores]
+        sources = list(zip(cores, versions, addresses, strict=True))
         self._packing = _Packing(tensor, sources, lookup, layout, settings)
         return tensor
 
@@ -128,7 +140,8 @@ class _Packing:
 
     Attributes:
         tensor: the packed cores.
-        sources: of each core itself, its version and its address.
+        sources: of each core itself, its version and its address. No weak references, which
+            ``torch.utils.swap_tensors`` refuses; an identity alone may be another tensor's later.
         lookup: that it was packed for.
         layout: of the cores; what the tensor's size depends on, with `settings`.
         settings: the output's dtype, and whether TF32 is allowed.
@@ -138,7 +151,7 @@ class _Packing:
     """
 
     tensor: Tensor
-    sources: Sequence[tuple[weakref.ref[Tensor], int, int]]
+    sources: Sequence[tuple[Tensor, int, int]]
     lookup: BatchedLookup
     layout: tuple[Any, ...]
     settings: tuple[torch.dtype, bool]
@@ -154,9 +167,8 @@ class _Packing:
             self.streams.add(stream)
 
     def cores(self) -> list[Tensor]:
-        """The cores, none if any is gone."""
-        cores = [core for source, _, _ in self.sources if (core := source()) is not None]
-        return cores if len(cores) == len(self.sources) else []
+        """The cores."""
+        return [core for core, _, _ in self.sources]
 
     def is_of(self, cores: Sequence[Tensor], lookup: BatchedLookup, allow_tf32: bool) -> bool:
         """Whether the cores are as they were packed, for the same setting."""
@@ -169,15 +181,15 @@ class _Packing:
             return False
         # A loop, as it is in the way of every lookup.
         for core, (source, version, address) in zip(cores, self.sources, strict=True):
-            if source() is not core or core._version != version or core.data_ptr() != address:
+            if source is not core or core._version != version or core.data_ptr() != address:
                 return False
         return True
 
-    def is_in_place(self) -> bool:
-        """Whether all cores exist where they did."""
-        return all(
-            (core := source()) is not None and core.data_ptr() == address
-            for source, _, address in self.sources
+    def is_in_place(self, cores: Sequence[Tensor]) -> bool:
+        """Whether these are the cores, where they were."""
+        return len(cores) == len(self.sources) and all(
+            source is core and core.data_ptr() == address
+            for core, (source, _, address) in zip(cores, self.sources, strict=True)
         )
 
     def wait(self) -> None:
@@ -190,3 +202,12 @@ class _Packing:
             stream.wait_event(self.ready)
             self.tensor.record_stream(stream)
             self.streams.add(stream)
+
+
+def _is_traced_or_transformed() -> bool:
+    """Whether what is computed now is recorded, or belongs to a level of a transform."""
+    return (
+        torch.jit.is_tracing()  # type: ignore[attr-defined]
+        or torch._C._are_functorch_transforms_active()
+        or get_proxy_mode() is not None
+    )

@@ -7,6 +7,8 @@ import enum
 import math
 import numbers
 
+import torch
+
 __all__ = ["OptimType", "OptimizerConfig"]
 
 
@@ -76,7 +78,8 @@ class OptimizerConfig:
 
     Raises:
         TypeError: a hyper-parameter is no real number, or a switch no bool.
-        ValueError: the optimizer is unknown, or a hyper-parameter is out of range.
+        ValueError: the optimizer is unknown, or a hyper-parameter is out of range, which ends at
+            the largest float32.
 
     >>> OptimizerConfig("adam", learning_rate=0.1).optimizer
     <OptimType.ADAM: 'adam'>
@@ -103,11 +106,14 @@ class OptimizerConfig:
             if isinstance(value, bool) or not isinstance(value, numbers.Real):
                 kind = type(value).__name__
                 raise TypeError(f"{argument} must be a real number, got {value!r} ({kind})")
-            number = float(value)
-            upper = 1.0 if argument in ("beta1", "beta2") else math.inf
-            if not 0.0 <= number < upper:
-                limit = f"in [0, {upper:g})" if upper == 1.0 else "finite and at least 0"
-                raise ValueError(f"{argument} must be {limit}, got {value}")
+            number = _as_float(value)
+            if argument in ("beta1", "beta2"):
+                is_valid, limit = 0.0 <= number < 1.0, "in [0, 1)"
+            else:
+                is_valid = 0.0 <= number <= _LARGEST
+                limit = f"finite and at least 0, and fit float32 (at most {_LARGEST:.8g})"
+            if not is_valid:
+                raise ValueError(f"{argument} must be {limit}, got {number}")
             object.__setattr__(self, argument, number)
         if self.gradient_clipping and self.optimizer is OptimType.NONE:
             raise ValueError(
@@ -119,3 +125,15 @@ class OptimizerConfig:
                 f"weight_decay must be 0 for optimizer {self.optimizer.value!r}, which has none "
                 f"(as in FBGEMM's TBE), got {self.weight_decay}"
             )
+
+
+# The kernels compute in float32, and the learning rate is a float32 tensor.
+_LARGEST = torch.finfo(torch.float32).max
+
+
+def _as_float(value: numbers.Real) -> float:
+    """Infinity for what float64 cannot represent either, whatever its sign."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,8 @@ class KeepsPackedCores(nn.Module):
         take them, which need not be done again while they are unchanged. Results are the same, bit
         for bit. It takes as much device memory as the cores in float32 and what pads their slices,
         half of that with TF32 or where cores and result have 16 bits. Lookups that a gradient is
-        wanted of, those on the CPU, and graphs of ``torch.compile`` are as before.
+        wanted of, those on the CPU, those inside the transforms of ``torch.func``, and recorded
+        ones (``torch.compile``, ``torch.export``, ``torch.jit.trace``, ``make_fx``) are as before.
 
         Changes of the parameters in place (steps of any optimizer, ``load_state_dict``, ``copy_``)
         are noticed by the next lookup, which packs again; so are moves and conversions. Changes
@@ -61,8 +63,20 @@ class KeepsPackedCores(nn.Module):
             self._packed_cores.invalidate()
             self._packed_cores.refresh()
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Copies, shallow ones too, have packed cores of their own."""
+        super().__setstate__(state)
+        if self._packed_cores is not None:
+            self._packed_cores = PackedCores()
+
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)
+        # Cores have four dimensions, so `to(memory_format=torch.channels_last)` of a model takes
+        # them for images. The kernels read, and fused steps write, contiguous ones.
+        grads = (core.grad for core in self.parameters() if core.grad is not None)
+        for tensor in itertools.chain(self.parameters(), self.buffers(), grads):
+            if not tensor.is_contiguous():
+                tensor.data = tensor.data.contiguous()
         if self._packed_cores is not None:
-            self._packed_cores.forget_moved_cores()
+            self._packed_cores.forget_moved_cores(list(self.parameters()))
         return self

@@ -227,7 +227,8 @@ class TableBatchedFlowTTEmbeddingBags(KeepsPackedCores):
 
         Raises:
             TypeError: `learning_rate` is no real number.
-            ValueError: it is negative or not finite, or the module has no fused optimizer.
+            ValueError: it is negative, not finite or too large for float32, or the module has no
+                fused optimizer. The step size is then as before.
         """
         if self.optimizer is OptimType.NONE:
             raise ValueError(
@@ -235,8 +236,9 @@ class TableBatchedFlowTTEmbeddingBags(KeepsPackedCores):
                 "rate of the torch optimizer that updates its cores"
             )
         # Validates; the optimizer's other settings play no part in that.
-        self._learning_rate = OptimizerConfig(learning_rate=learning_rate).learning_rate
-        self.learning_rate_tensor.fill_(self._learning_rate)
+        rate = OptimizerConfig(learning_rate=learning_rate).learning_rate
+        self.learning_rate_tensor.fill_(rate)
+        self._learning_rate = rate
 
     def split_tt_cores(self) -> list[list[nn.Parameter]]:
         """The cores of each table."""
