@@ -12,6 +12,9 @@ compat.check_torchrec()
 
 from torchrec_flowtt.distributed.ebc import FlowTTEmbeddingBagCollection  # noqa: E402
 from torchrec_flowtt.distributed.embedding_configs import FlowTTEmbeddingBagConfig  # noqa: E402
+from torchrec_flowtt.distributed.feature_processed import (  # noqa: E402
+    FlowTTFeatureProcessedEmbeddingBagCollectionSharder,
+)
 from torchrec_flowtt.distributed.sharded_ebc import (  # noqa: E402
     ShardedFlowTTEmbeddingBagCollection,
 )
@@ -23,5 +26,6 @@ __all__ = [
     "FlowTTEmbeddingBagCollection",
     "FlowTTEmbeddingBagCollectionSharder",
     "FlowTTEmbeddingBagConfig",
+    "FlowTTFeatureProcessedEmbeddingBagCollectionSharder",
     "ShardedFlowTTEmbeddingBagCollection",
 ]

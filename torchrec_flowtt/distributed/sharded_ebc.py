@@ -114,6 +114,10 @@ class ShardedFlowTTEmbeddingBagCollection(ShardedEmbeddingBagCollection):
             self._first_keys = list(features.keys())
         return distributed
 
+    def take_weights_after_exchange(self) -> None:
+        """Lets batches come without weights, as feature processors make them on the other side."""
+        self._batch_requirements.weights_come_later = True
+
     def _remote_tables(self) -> dict[str, RemoteTable]:
         env = compat.sharding_env(self)
         if env.process_group is None:
