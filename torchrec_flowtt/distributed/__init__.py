@@ -16,6 +16,9 @@ from torchrec_flowtt.distributed.embedding_configs import (  # noqa: E402
     FlowTTEmbeddingBagConfig,
     FlowTTEmbeddingConfig,
 )
+from torchrec_flowtt.distributed.feature_processed import (  # noqa: E402
+    FlowTTFeatureProcessedEmbeddingBagCollectionSharder,
+)
 from torchrec_flowtt.distributed.sharded_ebc import (  # noqa: E402
     ShardedFlowTTEmbeddingBagCollection,
 )
@@ -34,6 +37,7 @@ __all__ = [
     "FlowTTEmbeddingCollection",
     "FlowTTEmbeddingCollectionSharder",
     "FlowTTEmbeddingConfig",
+    "FlowTTFeatureProcessedEmbeddingBagCollectionSharder",
     "ShardedFlowTTEmbeddingBagCollection",
     "ShardedFlowTTEmbeddingCollection",
 ]

@@ -28,6 +28,8 @@ class BatchRequirements:
     def __init__(self, configs: Iterable[BaseEmbeddingConfig], is_weighted: bool | None) -> None:
         """Builds it; see the class for the arguments."""
         self.is_weighted = is_weighted
+        #: Whether batches may lack weights, because feature processors make them.
+        self.weights_come_later = False
         self._warned_of_weights = False
         self._tables: dict[str, list[str]] = {}
         self._table_names: list[str] = []
@@ -67,6 +69,8 @@ class BatchRequirements:
                 self._warn_of_unused_weights()
             return
         if weights is None:
+            if self.weights_come_later:
+                return
             raise ValueError(
                 f"{self.label}: weights expected, as is_weighted=True, got a KeyedJaggedTensor "
                 "without weights"

@@ -167,6 +167,11 @@ def lookup_groups(sharding: Any, device: torch.device | None) -> dict[str, Any]:
     }
 
 
+def processed_collection(feature_processed: nn.Module) -> Any:
+    """The collection inside a feature-processed one, sharded or not."""
+    return _private(feature_processed, "_embedding_bag_collection")
+
+
 def place_on_meta(sharding_infos: list[Any]) -> None:
     """Point the placements of tables at the meta device, as TorchRec does for its own tables."""
     embeddingbag.replace_placement_with_meta_device(sharding_infos)

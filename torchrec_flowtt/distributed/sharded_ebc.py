@@ -65,6 +65,10 @@ class ShardedFlowTTEmbeddingBagCollection(ShardedTTTables, ShardedEmbeddingBagCo
             self.sharding_type_to_sharding_infos.get(ShardingType.TABLE_WISE.value, [])
         )
 
+    def take_weights_after_exchange(self) -> None:
+        """Lets batches come without weights, as feature processors make them on the other side."""
+        self._batch_requirements.weights_come_later = True
+
     def _exempt_from_late_mean_pooling(self, plan: Mapping[str, ParameterSharding]) -> None:
         # Only row-wise tables are pooled by mean after the all-to-all; see the function called.
         late = compat.summed_row_wise_features(self)

@@ -103,10 +103,19 @@ class TTTableSharder:
         Raises:
             RuntimeError: if the one who asks is about to plan TT tables with TorchRec's planner.
         """
-        model = compat.model_planned_by_torchrec()
-        if model is not None and has_tt_tables(model):
-            raise RuntimeError(_NO_PLANNER)
+        refuse_torchrec_planner()
         return self.COLLECTION
+
+
+def refuse_torchrec_planner() -> None:
+    """Refuses to be asked for a module type by a planner that does not know TT tables.
+
+    Raises:
+        RuntimeError: if the model that is about to be planned so has TT tables.
+    """
+    model = compat.model_planned_by_torchrec()
+    if model is not None and has_tt_tables(model):
+        raise RuntimeError(_NO_PLANNER)
 
 
 class FlowTTEmbeddingBagCollectionSharder(TTTableSharder, EmbeddingBagCollectionSharder):

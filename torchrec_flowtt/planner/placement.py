@@ -92,7 +92,7 @@ def sharded_modules(
     model: nn.Module, sharders: Sequence[Any], path: str = ""
 ) -> Iterator[tuple[str, nn.Module, Any]]:
     """Every module of `model` that one of `sharders` shards, with its path and the sharder."""
-    for sharder in sharders:
+    for sharder in reversed(sharders):  # TorchRec uses the last that fits.
         if type(model) is sharder.module_type:
             yield path, model, sharder
             return

@@ -13,15 +13,24 @@ from torchrec.distributed.planner.planners import EmbeddingShardingPlanner
 from torchrec.distributed.planner.types import PlannerError
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import ShardingPlan
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
+from torchrec.modules.mc_embedding_modules import ManagedCollisionEmbeddingBagCollection
 
 from torchrec_flowtt.distributed import compat
 from torchrec_flowtt.distributed.embedding_configs import TTTableConfig
+from torchrec_flowtt.distributed.feature_processed import (
+    FlowTTFeatureProcessedEmbeddingBagCollectionSharder,
+)
 from torchrec_flowtt.distributed.plan_validation import TT_SHARDING_TYPES, refusal
 from torchrec_flowtt.distributed.sharder import (
     FlowTTEmbeddingBagCollectionSharder,
     FlowTTEmbeddingCollectionSharder,
 )
-from torchrec_flowtt.distributed.tt_collection import TTTableCollection, configs_of
+from torchrec_flowtt.distributed.tt_collection import (
+    TTTableCollection,
+    configs_of,
+    has_tt_tables,
+)
 from torchrec_flowtt.planner.enumerator import FlowTTEmbeddingEnumerator
 from torchrec_flowtt.planner.lookup_cost import TTLookupCost
 from torchrec_flowtt.planner.placement import (
@@ -150,10 +159,12 @@ class FlowTTEmbeddingShardingPlanner(EmbeddingShardingPlanner):
                 FlowTTEmbeddingBagCollectionSharder(),
                 FlowTTEmbeddingCollectionSharder(),
                 *get_default_sharders(),
+                FlowTTFeatureProcessedEmbeddingBagCollectionSharder(),
             ]
         sharders = list(sharders)
         # On every rank, before any of them waits for another.
         check_sharders(module, [sharder.module_type for sharder in sharders])
+        check_wrappers(module, sharders)
         check_constraints(module, compat.planner_parts(self)[2] or {})
         self._shapes = table_shapes(module, sharders)
         return sharders
@@ -194,4 +205,29 @@ def check_sharders(model: nn.Module, sharded_types: Sequence[type]) -> None:
             raise ValueError(
                 f"{path or 'the model'} has TT tables {tables} and no sharder among those given; "
                 f"add {type(module).__name__}Sharder() to sharders"
+            )
+
+
+def check_wrappers(model: nn.Module, sharders: Sequence[Any]) -> None:
+    """Check that modules of TorchRec around TT tables can be sharded, and by these sharders.
+
+    Raises:
+        ValueError: if not.
+    """
+    sharder_of = {sharder.module_type: sharder for sharder in sharders}
+    for path, module in model.named_modules():
+        if not has_tt_tables(module):
+            continue
+        name = f"{path or 'the model'} is a {type(module).__name__} with TT tables"
+        if isinstance(module, ManagedCollisionEmbeddingBagCollection):
+            raise ValueError(
+                f"{name}: TorchRec shards managed collisions row_wise only, and TT tables cannot "
+                "be sharded so; give the TT tables a collection of their own, with hashed ids"
+            )
+        if isinstance(module, FeatureProcessedEmbeddingBagCollection) and not isinstance(
+            sharder_of.get(type(module)), FlowTTFeatureProcessedEmbeddingBagCollectionSharder
+        ):
+            raise ValueError(
+                f"{name}, which TorchRec's sharder for it does not know; add "
+                "FlowTTFeatureProcessedEmbeddingBagCollectionSharder() behind the other sharders"
             )
