@@ -93,14 +93,23 @@ def start_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def feature_processors() -> None:
+    train_feature_processors(TABLES)
+
+
+def feature_processors_without_row_wise() -> None:
+    """Then the weights by position are made after the exchange, not before it."""
+    train_feature_processors([table for table in TABLES if table.place != "rw"])
+
+
+def train_feature_processors(tables: list[Table]) -> None:
     """Training equals that of the unsharded model, of the weights by position too."""
-    alone = feature_processed(TABLES, "cpu")
-    inner = Model(collection(TABLES, True, "meta"))
-    hand_made = ShardingPlan({"sparse": plan_for(inner, TABLES).plan["sparse"]})
+    alone = feature_processed(tables, "cpu")
+    inner = Model(collection(tables, True, "meta"))
+    hand_made = ShardingPlan({"sparse": plan_for(inner, tables).plan["sparse"]})
     start = start_of(alone)
     alone.load_state_dict(start)
     model = DistributedModelParallel(
-        feature_processed(TABLES),
+        feature_processed(tables),
         device=torch.device("cpu"),
         plan=hand_made,
         sharders=processed_sharders(),
@@ -111,11 +120,11 @@ def feature_processors() -> None:
     dense = torch.optim.Adagrad(dense_parameters(model), lr=0.05, eps=1e-6)
     trainer = torch.optim.Adagrad(alone.parameters(), lr=0.05, eps=1e-6)
     for step in range(4):
-        batches = [batch(TABLES, rank, step) for rank in range(2)]
+        batches = [batch(tables, rank, step) for rank in range(2)]
         trainer.zero_grad()
         outputs = [alone(features) for features in batches]
         (sum(target(output, step) for output in outputs) / 2).backward()
-        output = model(batch(TABLES, dist.get_rank(), step))
+        output = model(batch(tables, dist.get_rank(), step))
         torch.testing.assert_close(output, outputs[dist.get_rank()].detach(), rtol=2e-5, atol=2e-5)
         dense.zero_grad()
         target(output, step).backward()
@@ -131,7 +140,7 @@ def feature_processors() -> None:
                 atol=2e-4,
                 msg=lambda t, k=key: f"{k}: {t}",
             )
-    for name in features_of(TABLES):
+    for name in features_of(tables):
         key = POSITIONS + name
         assert not torch.allclose(alone.get_parameter(key), torch.ones(8), atol=1e-3), key
 
@@ -215,6 +224,7 @@ if __name__ == "__main__":
             check.__name__: check
             for check in (
                 feature_processors,
+                feature_processors_without_row_wise,
                 feature_processors_planned,
                 feature_processors_refused,
                 managed_collisions,

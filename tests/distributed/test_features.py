@@ -8,6 +8,7 @@ from tests.distributed.torchrun_launcher import Outcomes, run_script
 
 CHECKS = [
     "feature_processors",
+    "feature_processors_without_row_wise",
     "feature_processors_planned",
     "feature_processors_refused",
     "managed_collisions",
