@@ -145,7 +145,11 @@ def test_cores_of_tt_rec(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "arguments", "message"),
     [
-        (5, ["--table=adds", "--tt-ranks=2"], "of 'adds', only of 'ads', 'ads_2'"),
+        (
+            5,
+            ["--table=adds", "--tt-ranks=2"],
+            "of 'adds' under embedding_bags or embeddings",
+        ),
         (2, ["--table=ads"], "one of --tt-ranks and --max-bytes is needed"),
         (5, ["--table=ads", "--tt-ranks=2", "--q-shapes=3,3,3"], "must be embedding_dim 8, got 27"),
         (2, ["--table=ads", "--tt-ranks=2,x"], "'2,x' must be integers"),
@@ -176,3 +180,58 @@ def test_what_cannot_be_read_or_written(tmp_path: Path) -> None:
     write(tmp_path / "objects", {**state(), "object": Foreign()})
     assert "weights_only=True" in fails(tmp_path / "objects", tmp_path / "two")
     assert not (tmp_path / "two").exists()
+
+
+def cores_of(*numbers: int) -> dict:
+    shapes = dict(enumerate(SPEC.core_shapes))
+    return {f"{BAGS}.ads.tt_cores.{k}": torch.rand(shapes[k]) for k in numbers}
+
+
+@pytest.mark.parametrize(("numbers", "missing"), [((0, 2), 1), ((1, 2), 0)])
+def test_a_core_that_is_missing(numbers: tuple[int, ...], missing: int, tmp_path: Path) -> None:
+    write(tmp_path / "old.pt", cores_of(*numbers))
+    arguments = ("reconstruct", tmp_path / "old.pt", tmp_path / "new.pt", "--table", "ads", 53)
+    message = run(*arguments, code=5)
+    assert f"table 'ads': core {missing} is missing, the checkpoint has cores " in message
+    assert not (tmp_path / "new.pt").exists()
+
+
+def test_rows_that_do_not_fit_a_dtype(tmp_path: Path) -> None:
+    write(tmp_path / "old.pt", {key: 100 * core for key, core in cores_of(0, 1, 2).items()})
+    arguments = ("reconstruct", tmp_path / "old.pt", tmp_path / "new.pt", "--table", "ads", 53)
+    message = run(*arguments, "--dtype", "float16", code=5)
+    assert "torch.float16 holds at most 6.55e+04, got a row of up to " in message
+    run(*arguments, "--dtype", "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("weight", "message"),
+    [
+        (torch.eye(4).to_sparse(), "must be a dense tensor [N, D], got torch.float32 of shape"),
+        (torch.empty(4, 4, device="meta"), "torch.strided on meta"),
+        ("x", "must be a dense tensor [N, D], got str"),
+    ],
+)
+def test_weights_that_are_no_table(weight: object, message: str, tmp_path: Path) -> None:
+    write(tmp_path / "old.pt", {f"{BAGS}.ads.weight": weight})
+    arguments = ("decompose", tmp_path / "old.pt", tmp_path / "new.pt", "--table=ads")
+    assert message in run(*arguments, "--tt-ranks=2", code=5)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut in half"])
+def test_files_that_cannot_be_read(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "old.pt").write_bytes(content)
+    arguments = ("decompose", tmp_path / "old.pt", tmp_path / "new.pt", "--table=ads")
+    message = run(*arguments, "--tt-ranks=2", code=5)
+    assert "old.pt cannot be read" in message
+
+
+def test_tables_of_sequence_collections(tmp_path: Path) -> None:
+    """They are found under `embeddings`, and keep that name."""
+    write(tmp_path / "old.pt", {"sparse.embeddings.ads.weight": table()})
+    run("decompose", tmp_path / "old.pt", tmp_path / "tt.pt", "--table=ads", "--tt-ranks=3,2")
+    keys = [f"sparse.embeddings.ads.tt_cores.{k}" for k in range(3)]
+    assert sorted(read(tmp_path / "tt.pt")) == keys
+    run("reconstruct", tmp_path / "tt.pt", tmp_path / "new.pt", "--table", "ads", 53)
+    found = read(tmp_path / "new.pt")["sparse.embeddings.ads.weight"]
+    assert_close(found, table().double(), "table", slack=10.0)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils import cpp_extension
+from torchrec.modules.embedding_configs import PoolingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from tests.exported_programs import (
@@ -27,7 +28,14 @@ from tests.inference.exported_collections import (
     export_collection,
     tensors,
 )
-from tests.inference.served_models import KEYS, batch, collection, mixed_tables, tt_table
+from tests.inference.served_models import (
+    KEYS,
+    batch,
+    collection,
+    fb_table,
+    mixed_tables,
+    tt_table,
+)
 from torchrec_flowtt.inference import TensorInputs, export_with_dynamic_batch
 from torchrec_flowtt.ops import library_path
 
@@ -88,6 +96,33 @@ def test_examples_that_do_not_fit_are_refused() -> None:
         export_with_dynamic_batch(weighted, (values, lengths, torch.rand(5)))
     with pytest.raises(ValueError, match="inputs must be values, lengths and weights, got 2"):
         export_with_dynamic_batch(weighted, (values, lengths))
+    number = values.numel()
+    with pytest.raises(ValueError, match=f"lengths add up to, {number}, got {number - 1}"):
+        export_with_dynamic_batch(model, (values[1:], lengths))
+    with pytest.raises(TypeError, match="model must be a TensorInputs, got FlowTT"):
+        export_with_dynamic_batch(model.model, (values, lengths))
+
+
+def test_wrong_calls_of_the_model_are_refused() -> None:
+    ebc = collection(mixed_tables())
+    with pytest.raises(TypeError, match="keys must have one string a feature, .* 'abcd'"):
+        TensorInputs(ebc, "abcd")
+    model = TensorInputs(ebc, KEYS)
+    values, lengths = tensors(5, 4)
+    for wrong in (lengths.T, lengths.reshape(-1)):
+        with pytest.raises(ValueError, match=r"lengths must be \[F, B\] with F = 8 keys"):
+            model(values, wrong)
+    with pytest.raises(ValueError, match="weights expected behind lengths"):
+        TensorInputs(ebc, KEYS, is_weighted=True)(values, lengths)
+
+
+def test_what_torch_cannot_export_is_not_hidden() -> None:
+    """By the search for mistakes in the batch, which would look at values."""
+    tables = [fb_table("plain", ["a"], pooling=PoolingType.MEAN), tt_table("t", ["b"])]
+    model = TensorInputs(collection(tables, True).eval(), ["a", "b"], is_weighted=True)
+    inputs = torch.tensor([1, 2, 3, 4]), torch.tensor([[1, 1], [2, 0]]), torch.rand(4)
+    with pytest.raises(Exception, match="per_sample_weights"):
+        export_with_dynamic_batch(model, inputs)
 
 
 @pytest.fixture(scope="module")

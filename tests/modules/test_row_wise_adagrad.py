@@ -83,3 +83,62 @@ def test_a_resumed_optimizer_goes_on_alike(dtype):
 def test_hyper_parameters_are_checked(argument):
     with pytest.raises(ValueError, match=f"{argument} must be finite and at least 0, got -1"):
         RowWiseAdagrad([torch.nn.Parameter(torch.ones(2))], **{"lr": 0.1, argument: -1})
+
+
+@pytest.mark.parametrize("gradient", [0.0, 1e-30])
+def test_rows_that_no_gradient_has_reached_stay_without_an_eps(gradient):
+    p = torch.nn.Parameter(torch.ones(2, 3))
+    p.grad = torch.tensor([[1.0, 1.0, 1.0], [gradient] * 3])  # 1e-60 is no float32
+    RowWiseAdagrad([p], lr=0.5, eps=0.0).step()
+    assert p.tolist() == [[0.5] * 3, [1.0] * 3]
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"lr": -1.0}, ValueError, "lr must be finite and at least 0, got -1.0"),
+        ({"eps": float("nan")}, ValueError, "eps must be finite"),
+        ({"weight_decay": float("inf")}, ValueError, "weight_decay must be finite"),
+        ({"lr": "x"}, TypeError, "lr must be a number, got str"),
+    ],
+)
+def test_settings_are_checked_wherever_they_are_given(settings, error, message):
+    p = torch.nn.Parameter(torch.ones(2, 3))
+    with pytest.raises(error, match=message):
+        RowWiseAdagrad([p], **settings)
+    with pytest.raises(error, match=message):
+        RowWiseAdagrad([{"params": [p], **settings}])
+    optimizer = RowWiseAdagrad([torch.nn.Parameter(torch.ones(1))])
+    with pytest.raises(error, match=message):
+        optimizer.add_param_group({"params": [p], **settings})
+    assert len(optimizer.param_groups) == 1
+
+
+def test_parameters_that_have_no_rows_or_none_of_them():
+    with pytest.raises(ValueError, match="at least one dimension, got a scalar"):
+        RowWiseAdagrad([torch.nn.Parameter(torch.tensor(1.0))])
+    empty = torch.nn.Parameter(torch.ones(0, 3))
+    empty.grad = torch.ones(0, 3)
+    RowWiseAdagrad([empty], weight_decay=0.1).step()
+    p = torch.nn.Parameter(torch.ones(2, 3))
+    p.grad = torch.ones(2, 3).to_sparse()
+    with pytest.raises(RuntimeError, match="needs dense gradients, got torch.sparse_coo"):
+        RowWiseAdagrad([p]).step()
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (torch.optim.Adam, "expected 'step' and 'sum', got .*exp_avg"),
+        (torch.optim.Adagrad, r"sum must have shape \(2,\), one number a row, got \(2, 3\)"),
+    ],
+)
+def test_states_of_other_optimizers_are_refused(other, message):
+    p = torch.nn.Parameter(torch.ones(2, 3))
+    p.grad = torch.ones(2, 3)
+    theirs = other([p])
+    theirs.step()
+    ours = RowWiseAdagrad([p])
+    with pytest.raises(ValueError, match=message):
+        ours.load_state_dict(theirs.state_dict())
+    assert not ours.state

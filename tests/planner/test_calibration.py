@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,9 @@ def coefficients(**values: object) -> Coefficients:
 
 
 def calibration(*found: Coefficients) -> Calibration:
+    phases = {c.phase for c in found}
+    if phases == {"forward"}:
+        found = (*found, found[0].model_copy(update={"phase": "backward"}))
     return Calibration(
         card="a card",
         device="cuda",
@@ -146,6 +150,31 @@ def test_what_comes_with_the_package_is_fitted_to_the_measurements_that_are_kept
             ("forward", "backward"),
         )
     )
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ('"fixed":2.876', '"fixed":-1', "coefficients: 0: fixed: "),
+        ('"fixed":2.876', '"fixed":Infinity', "coefficients: 0: fixed: "),
+        ('"fixed":2.876', '"fixed":NaN', "coefficients: 0: fixed: "),
+        ('"family":"two_core"', '"family":"nonsense"', "coefficients: 0: family: "),
+        ('"phase":"backward"', '"phase":"forward"', "both phases, got only {'forward'}"),
+        ('"fbgemm_bytes_per_ms":1', '"fbgemm_bytes_per_ms":-1', "fbgemm_bytes_per_ms: "),
+        ('"pooling_factor":20', '"pooling_factor":1', "pooling_factor: "),
+        ("{", "", "no calibration: Invalid JSON"),
+    ],
+)
+def test_values_that_no_calibration_has(
+    before: str, after: str, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "calibration.json"
+    packaged_calibrations()["NVIDIA H200"].save(path)
+    text = path.read_text()
+    assert before in text
+    path.write_text(text.replace(before, after))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Calibration.load(path)
 
 
 def test_files_that_are_no_calibration(tmp_path: Path) -> None:

@@ -50,12 +50,20 @@ def test_rates_are_positive(forward: float, backward: float) -> None:
     [
         ({"ids": "normal"}, ValueError, "ids must be 'uniform' or 'zipf', got 'normal'"),
         ({"precision": "bf16"}, ValueError, "precision must be .*, got 'bf16'"),
+        ({"rates": 5}, TypeError, "rates must be a mapping.*got int"),
         ({"calibration": "h200.json"}, TypeError, "Calibration.load.*got str"),
     ],
 )
 def test_wrong_arguments(arguments: dict, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         TTLookupCost(**arguments)
+
+
+@pytest.mark.parametrize("field", ["lookups", "pooling_factor", "call_lookups"])
+@pytest.mark.parametrize("value", [-5.0, float("nan"), float("inf")])
+def test_loads_are_checked(field: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"{field} must be finite and at least 0, got {value}"):
+        LookupLoad(**{"lookups": 1.0, field: value})
 
 
 def test_measured_times_take_the_place_of_the_arithmetic() -> None:

@@ -22,6 +22,7 @@ from torchrec_flowtt.planner import (
     FlowTTEmbeddingShardingPlanner,
     FlowTTEmbeddingStats,
     PlacementRow,
+    TTLookupCost,
 )
 from torchrec_flowtt.planner.placement import placement_rows, table_shapes
 from torchrec_flowtt.planner.stats import placement_table
@@ -266,3 +267,10 @@ def test_planning_allocates_nothing() -> None:
     plan = planner().plan(model(config))
     assert plan.plan["sparse"]["huge"].compute_kernel == "customized_kernel"
     assert torch.empty(0).device.type == "cpu"
+
+
+def test_costs_are_checked_when_the_planner_is_built() -> None:
+    with pytest.raises(TypeError, match="cost must be a TTLookupCost, got int"):
+        planner(cost=5)
+    with pytest.raises(ValueError, match="calibration is of NVIDIA H200, for cpu devices"):
+        planner("cpu", cost=TTLookupCost.default("cuda"))

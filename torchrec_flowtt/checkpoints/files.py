@@ -64,8 +64,10 @@ def read_state(source: Path) -> State:
         content = torch.load(
             source, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(source)
         )
+    except OSError as error:
+        raise OSError(f"{source} cannot be read: {error}") from None
     except (pickle.UnpicklingError, EOFError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = _first_line(error)
         raise ValueError(
             f"{source} cannot be read by torch.load with weights_only=True: {reason}"
         ) from None
@@ -80,8 +82,8 @@ def _read_folder(source: Path) -> State:
     reader = FileSystemReader(source)
     try:
         metadata = reader.read_metadata()
-    except (pickle.UnpicklingError, EOFError) as error:
-        raise ValueError(f"{source / '.metadata'} cannot be read: {error}") from None
+    except (pickle.UnpicklingError, EOFError, AttributeError, ImportError) as error:
+        raise ValueError(f"{source / '.metadata'} cannot be read: {_first_line(error)}") from None
     flat: dict[str, Any] = {
         key: torch.empty(entry.size, dtype=entry.properties.dtype)
         if isinstance(entry, TensorStorageMetadata)
@@ -111,9 +113,12 @@ def _in_one_process() -> Iterator[None]:
 
 def _reason(error: CheckpointException) -> str:
     """The first line of what went wrong; the exception itself prints a traceback."""
-    cause = next(iter(error.failures.values()))[0]
-    lines = str(cause).strip().splitlines()
-    return lines[0] if lines else type(cause).__name__
+    return _first_line(next(iter(error.failures.values()))[0])
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 def _nested_path(key: str, paths: dict[str, Any]) -> tuple[Any, ...]:

@@ -25,11 +25,11 @@ __all__ = [
     "reconstruct_checkpoint",
 ]
 
-_WEIGHT = re.compile(r"(?:^|[./])embedding_bags\.(?P<table>[^/]+)\.weight$")
-_CORE = re.compile(r"(?:^|[./])embedding_bags\.(?P<table>[^/]+)\.tt_cores\.(?P<core>\d+)$")
-_OPTIMIZER_STATE = re.compile(
-    r"(?:^|[./])embedding_bags\.(?P<table>[^/]+?)\.(?:weight|tt_cores\.\d+)[./]"
-)
+# Tables of an EmbeddingBagCollection, and of an EmbeddingCollection.
+_TABLES = r"(?:^|[./])(?:embedding_bags|embeddings)\."
+_WEIGHT = re.compile(_TABLES + r"(?P<table>[^/]+)\.weight$")
+_CORE = re.compile(_TABLES + r"(?P<table>[^/]+)\.tt_cores\.(?P<core>\d+)$")
+_OPTIMIZER_STATE = re.compile(_TABLES + r"(?P<table>[^/]+?)\.(?:weight|tt_cores\.\d+)[./]")
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,9 @@ class ConvertedTable:
 
     Attributes:
         table: its name.
-        key: the weight's name in the checkpoint, ``...embedding_bags.<table>.weight``, of which the
-            cores' names differ in ``tt_cores.<k>`` for ``weight``.
+        key: the weight's name in the checkpoint, ``...embedding_bags.<table>.weight`` or
+            ``...embeddings.<table>.weight``, of which the cores' names differ in ``tt_cores.<k>``
+            for ``weight``.
         spec: its TT shape.
         relative_error: of a decomposition, see
             :class:`~torchrec_flowtt.decomposition.TTDecomposition`; else 0.
@@ -89,8 +90,8 @@ def decompose_checkpoint(
     """
 
     def convert(path: tuple[Any, ...], table: str, weight: Tensor) -> tuple[State, ConvertedTable]:
-        if not isinstance(weight, Tensor) or weight.dim() != 2:
-            raise ValueError(f"{joined(path)} must be a tensor [N, D]")
+        if not _is_plain(weight) or weight.dim() != 2:
+            raise ValueError(f"{joined(path)} must be a dense tensor [N, D], got {_kind(weight)}")
         spec = TTSpec.suggest(weight.shape[0], weight.shape[1], name=table, **tables[table])
         found = decompose(weight, spec, dtype=dtype)
         converted = ConvertedTable(
@@ -126,10 +127,21 @@ def reconstruct_checkpoint(
     Raises:
         OSError: a checkpoint cannot be read or written.
         TypeError: a dtype is none that a table may have.
-        ValueError: a table is not in the checkpoint, or its cores have fewer rows.
+        ValueError: a table is not in the checkpoint, one of its cores is missing, they have fewer
+            rows, or a row does not fit `dtype`.
     """
 
     def convert(path: tuple[Any, ...], table: str, cores: Any) -> tuple[State, ConvertedTable]:
+        for k in range(max(cores) + 1):
+            if k not in cores:
+                raise ValueError(
+                    f"table {table!r}: core {k} is missing, the checkpoint has cores "
+                    f"{sorted(cores)}"
+                )
+            if not _is_plain(cores[k]):
+                raise ValueError(
+                    f"table {table!r}: core {k} must be a dense tensor, got {_kind(cores[k])}"
+                )
         ordered = [cores[k] for k in sorted(cores)]
         weight = reconstruct(ordered, num_embeddings[table], dtype)
         spec = _spec(ordered, weight.shape[0], table)
@@ -185,10 +197,14 @@ def import_tt_rec(
     state = {joined(path): value for path, value in read_state(Path(source)).items()}
     cores: list[Tensor] = []
     while (key := f"{source_prefix}tt_cores.{len(cores)}") in state:
+        if not _is_plain(state[key]):
+            raise ValueError(f"{source}: {key} must be a dense tensor, got {_kind(state[key])}")
         cores.append(state[key])
     if not cores:
         raise ValueError(f"{source} has no {source_prefix}tt_cores.0")
     cached = state.get(f"{source_prefix}cache_state")
+    if cached is not None and not _is_plain(cached):
+        raise ValueError(f"{source}: cache_state must be a dense tensor, got {_kind(cached)}")
     if cached is not None and bool((cached >= 0).any()) and not ignore_cache:
         raise ValueError(
             f"{source}: rows of {source_prefix}tt_cores are in the module's cache, which has "
@@ -216,8 +232,8 @@ def _converted(
     missing = [table for table in tables if table not in present]
     if missing:
         raise ValueError(
-            f"{source} has no embedding_bags.<table>.{what} of {quoted_names(missing)}, only of "
-            f"{quoted_names(present) or 'no table'}"
+            f"{source} has no {what} of {quoted_names(missing)} under embedding_bags or "
+            f"embeddings; it has those of {quoted_names(present) if present else 'no table'}"
         )
     converted, entries = [], dict[tuple[Any, ...], Any]()
     for path, (table, value) in found.items():
@@ -238,6 +254,17 @@ def _converted(
             entries[path] = value
     write_state(target, entries)
     return Outcome(tuple(converted), tuple(dropped))
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta
+
+
+def _kind(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    where = " on meta" if value.is_meta else ""
+    return f"{value.dtype} of shape {tuple(value.shape)}, {value.layout}{where}"
 
 
 def _core_entries(path: tuple[Any, ...], cores: Sequence[Tensor]) -> State:

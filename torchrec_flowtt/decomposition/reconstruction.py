@@ -83,7 +83,8 @@ def reconstruct(
 
     Raises:
         TypeError: the cores' dtypes do not fit, or `dtype` is none that a table may have.
-        ValueError: the cores' shapes do not fit together, or N is out of range.
+        ValueError: the cores' shapes do not fit together, N is out of range, or a row does not fit
+            `dtype`.
 
     >>> g1, g2 = torch.ones(2, 1, 3, 2), torch.ones(4, 2, 2, 1)
     >>> reconstruct([g1, g2], 7, torch.float16)[6].tolist()
@@ -98,6 +99,12 @@ def reconstruct(
     table = torch.empty(total, embedding_dim(cores), dtype=dtype, device=cores[0].device)
     start = 0
     for block in row_blocks(cores, total, block_rows):
-        table[start : start + block.shape[0]] = block
+        part = table[start : start + block.shape[0]]
+        part.copy_(block)
+        if not bool(part.isfinite().all()) and bool(block.isfinite().all()):
+            raise ValueError(
+                f"dtype: {dtype} holds at most {torch.finfo(dtype).max:.4g}, got a row of up to "
+                f"{block.abs().max().item():.4g}"
+            )
         start += block.shape[0]
     return table

@@ -27,8 +27,10 @@ from torchrec.distributed.types import ShardedTensor
 
 from torchrec_flowtt.shapes.arguments import quoted_names
 
-_CORE_KEY = re.compile(r"(?:^|\.)embedding_bags\.(?P<table>.+)\.tt_cores\.\d+$")
-_WEIGHT_KEY = re.compile(r"(?:^|\.)embedding_bags\.(?P<table>.+)\.weight$")
+# Tables of an EmbeddingBagCollection, and of an EmbeddingCollection.
+_TABLES = r"(?:^|\.)(?:embedding_bags|embeddings)\."
+_CORE_KEY = re.compile(_TABLES + r"(?P<table>.+)\.tt_cores\.\d+$")
+_WEIGHT_KEY = re.compile(_TABLES + r"(?P<table>.+)\.weight$")
 _FIRST = ("sum", "exp_avg")
 _SECOND = "exp_avg_sq"
 

@@ -38,6 +38,8 @@ class TensorInputs(nn.Module):
     def __init__(self, model: nn.Module, keys: Sequence[str], is_weighted: bool = False) -> None:
         """Builds it; see the class for the arguments."""
         super().__init__()
+        if isinstance(keys, str):
+            raise TypeError(f"keys must have one string a feature, got a single string, {keys!r}")
         self.model = model
         self.keys = list(keys)
         self.is_weighted = is_weighted
@@ -55,7 +57,17 @@ class TensorInputs(nn.Module):
 
         Returns:
             What the model returns; of a ``KeyedTensor`` its values, ``[B, sum_f D_f]``.
+
+        Raises:
+            ValueError: `lengths` has another shape, or weights are missing.
         """
+        if lengths.dim() != 2 or lengths.shape[0] != len(self.keys):
+            raise ValueError(
+                f"lengths must be [F, B] with F = {len(self.keys)} keys, got shape "
+                f"{tuple(lengths.shape)}"
+            )
+        if self.is_weighted and not others:
+            raise ValueError("weights expected behind lengths, as is_weighted=True, got none")
         weights = others[0] if self.is_weighted else None
         features = KeyedJaggedTensor(self.keys, values, weights, lengths.reshape(-1))
         output = self.model(features, *others[int(self.is_weighted) :])
@@ -81,8 +93,11 @@ def export_with_dynamic_batch(
         the process that loads it.
 
     Raises:
+        TypeError: `model` is no :class:`TensorInputs`.
         ValueError: the example is too small, or sizes in it do not fit.
     """
+    if not isinstance(model, TensorInputs):
+        raise TypeError(f"model must be a TensorInputs, got {type(model).__name__}")
     needed = 2 + int(model.is_weighted)
     if len(inputs) < needed:
         names = "values, lengths and weights" if model.is_weighted else "values and lengths"
@@ -99,6 +114,11 @@ def export_with_dynamic_batch(
         raise ValueError(
             "inputs must have at least 2 samples and 2 lookups, as sizes of 0 and 1 are taken for "
             f"constants, got {batch_size} and {values.numel()}"
+        )
+    if not lengths.is_meta and int(lengths.sum()) != values.numel():
+        raise ValueError(
+            f"inputs[0], the values, must be as many as the lengths add up to, "
+            f"{int(lengths.sum())}, got {values.numel()}"
         )
     batch = Dim("batch_size", min=1, max=_MAX_BATCH_SIZE)
     lookups = Dim("lookups", min=0, max=_MAX_LOOKUPS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -34,7 +35,8 @@ class RowWiseAdagrad(torch.optim.Optimizer):
         weight_decay: added, times the parameter, to the gradient of the rows that have one (L2).
 
     Raises:
-        ValueError: a hyper-parameter is negative or not finite.
+        TypeError: a hyper-parameter is no number.
+        ValueError: a hyper-parameter is negative or not finite, or a parameter has no dimension.
 
     >>> p = torch.nn.Parameter(torch.zeros(2, 3))
     >>> p.grad = torch.tensor([[2.0, 2.0, 2.0], [0.0, 0.0, 0.0]])
@@ -51,11 +53,16 @@ class RowWiseAdagrad(torch.optim.Optimizer):
         weight_decay: float = 0.0,
     ) -> None:
         """Builds it; see the class for the arguments."""
-        settings = {"lr": lr, "eps": eps, "weight_decay": weight_decay}
-        for argument, value in settings.items():
-            if not 0.0 <= value < math.inf:
-                raise ValueError(f"{argument} must be finite and at least 0, got {value}")
-        super().__init__(params, settings)
+        super().__init__(params, {"lr": lr, "eps": eps, "weight_decay": weight_decay})
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group of parameters, with settings of its own perhaps."""
+        super().add_param_group(param_group)
+        try:
+            _check_group(self.param_groups[-1])
+        except Exception:
+            self.param_groups.pop()
+            raise
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -72,6 +79,7 @@ class RowWiseAdagrad(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads what ``state_dict()`` gave; sums keep their precision, unlike torch's own would."""
+        self._check_state(state_dict)
         super().load_state_dict(state_dict)
         saved = [key for group in state_dict["param_groups"] for key in group["params"]]
         params = [p for group in self.param_groups for p in group["params"]]
@@ -81,6 +89,23 @@ class RowWiseAdagrad(torch.optim.Optimizer):
                 dtype = accumulation_dtype(p.dtype)
                 self.state[p]["sum"] = total.to(p.device, dtype, copy=True)
 
+    def _check_state(self, state_dict: dict[str, Any]) -> None:
+        saved = [key for group in state_dict["param_groups"] for key in group["params"]]
+        params = [p for group in self.param_groups for p in group["params"]]
+        for key, p in zip(saved, params, strict=False):  # torch compares their number
+            state = state_dict["state"].get(key)
+            if state is None:
+                continue
+            if set(state) != {"step", "sum"}:
+                raise ValueError(
+                    f"state of parameter {key}: expected 'step' and 'sum', got {sorted(state)}"
+                )
+            if tuple(state["sum"].shape) != (p.shape[0],):
+                raise ValueError(
+                    f"state of parameter {key}: sum must have shape ({p.shape[0]},), one number a "
+                    f"row, got {tuple(state['sum'].shape)}"
+                )
+
     def _update(self, p: Tensor, group: dict[str, Any]) -> None:
         dtype = accumulation_dtype(p.dtype)
         state = self.state[p]
@@ -88,11 +113,28 @@ class RowWiseAdagrad(torch.optim.Optimizer):
             state["step"] = torch.zeros((), dtype=torch.float32)
             state["sum"] = p.new_zeros(p.shape[0], dtype=dtype)
         assert p.grad is not None
+        if p.grad.layout != torch.strided:
+            raise RuntimeError(f"RowWiseAdagrad needs dense gradients, got {p.grad.layout}")
         grad = p.grad.to(dtype)
+        elements = math.prod(p.shape[1:])
         row = (-1,) + (1,) * (p.dim() - 1)
         if group["weight_decay"]:
-            touched = grad.reshape(p.shape[0], -1).any(dim=1).view(row)
+            touched = grad.reshape(p.shape[0], elements).any(dim=1).view(row)
             grad = torch.where(touched, grad + group["weight_decay"] * p, grad)
         state["step"] += 1
-        state["sum"] += grad.square().reshape(p.shape[0], -1).mean(dim=1)
-        p -= group["lr"] * grad / (state["sum"].sqrt() + group["eps"]).view(row)
+        state["sum"] += grad.square().reshape(p.shape[0], elements).mean(dim=1)
+        divisor = (state["sum"].sqrt() + group["eps"]).view(row)
+        # With eps 0 a row without any gradient so far has the divisor 0.
+        p -= torch.where(divisor == 0, 0.0, group["lr"] * grad / divisor)
+
+
+def _check_group(group: dict[str, Any]) -> None:
+    for argument in ("lr", "eps", "weight_decay"):
+        value = group[argument]
+        if not isinstance(value, Tensor) and not isinstance(value, numbers.Real):
+            raise TypeError(f"{argument} must be a number, got {type(value).__name__}")
+        if not 0.0 <= float(value) < math.inf:
+            raise ValueError(f"{argument} must be finite and at least 0, got {value}")
+    for p in group["params"]:
+        if p.dim() == 0:
+            raise ValueError("params must have at least one dimension, got a scalar parameter")

@@ -101,7 +101,7 @@ def calibrate(device: str | None, output: Path, kept: Path | None, checks: int) 
     calibration = fitted(measured)
     calibration.save(output)
     click.echo(f"{calibration.card}: {output}")
-    found = predictions(calibration, measured.checks)
+    found = predictions(calibration, measured.checks[:checks])
     for prediction in found:
         click.echo(describe(prediction))
     if found:
@@ -122,7 +122,7 @@ class Measurements(BaseModel):
         checks: tables drawn at random, which are not.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     card: str
     device: Literal["cuda", "cpu"]
@@ -144,9 +144,9 @@ def read_measurements(path: Path) -> Measurements:
         return Measurements.model_validate_json(path.read_bytes())
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
+        where = "".join(f"{part}: " for part in first["loc"])
         raise click.UsageError(
-            f"--measurements {path} has no measurements: {where}: {first['msg']}"
+            f"--measurements {path} has no measurements: {where}{first['msg']}"
         ) from error
 
 

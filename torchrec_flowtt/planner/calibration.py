@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from torchrec_flowtt.planner.kernel_families import lookup_work
+from torchrec_flowtt.planner.kernel_families import Family, lookup_work
 from torchrec_flowtt.shapes import TTSpec
 
 Precision = Literal["fp32", "tf32"]
@@ -33,7 +33,7 @@ SMALL_CALL = 4_096
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Measurement(_Record):
@@ -100,7 +100,7 @@ class Coefficients(_Record):
         points: measurements that it was fitted to.
     """
 
-    family: str
+    family: Family
     calls: Calls
     precision: Precision
     bags: Bags
@@ -144,9 +144,16 @@ class Calibration(_Record):
     device: Literal["cuda", "cpu"]
     pooling_factor: int = Field(gt=1)
     optimizer: str
-    fbgemm_bytes_per_ms: float | None = None
+    fbgemm_bytes_per_ms: float | None = Field(default=None, gt=0)
     run: dict[str, str]
     coefficients: tuple[Coefficients, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _check(self) -> Calibration:
+        phases = {c.phase for c in self.coefficients}
+        if len(phases) < 2:
+            raise ValueError(f"coefficients must be of both phases, got only {phases}")
+        return self
 
     @classmethod
     def load(cls, path: Path | str) -> Calibration:
@@ -161,8 +168,8 @@ class Calibration(_Record):
             return cls.model_validate_json(path.read_bytes())
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            where = ".".join(map(str, first["loc"]))
-            raise ValueError(f"{path} is no calibration: {where}: {first['msg']}") from error
+            where = "".join(f"{part}: " for part in first["loc"])
+            raise ValueError(f"{path} is no calibration: {where}{first['msg']}") from error
 
     def save(self, path: Path | str) -> None:
         """Writes a file for :meth:`load`, a line for each kind of lookup."""

@@ -18,16 +18,16 @@ from torchrec_flowtt.planner.calibration import (
     Phase,
     Precision,
 )
-from torchrec_flowtt.planner.kernel_families import lookup_work
+from torchrec_flowtt.planner.kernel_families import Family, lookup_work
 
 _TERMS = 5
 
 
 def fit(measurements: Iterable[Measurement], device: str) -> tuple[Coefficients, ...]:
     """Coefficients of all kinds of lookups among `measurements`."""
-    kinds: dict[tuple[str, Calls, Precision, Bags, Ids], list[Measurement]] = {}
+    kinds: dict[tuple[Family, Calls, Precision, Bags, Ids], list[Measurement]] = {}
     for m in measurements:
-        kind: tuple[str, Calls, Precision, Bags, Ids] = (
+        kind: tuple[Family, Calls, Precision, Bags, Ids] = (
             lookup_work(m.spec, device).family,
             "small" if m.lookups < SMALL_CALL else "large",
             m.precision,

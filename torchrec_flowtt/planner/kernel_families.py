@@ -8,7 +8,7 @@ docs/kernels.md.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from torchrec_flowtt.shapes import TTSpec
 
@@ -17,6 +17,9 @@ _MAX_RANK = 128
 _MAX_PAIR_ELEMENTS = 2_048
 _MAX_PAIR_SLICE_BYTES = 64 * 1024
 _MAX_PAIR_HALVES = 4 * 2**20
+
+
+Family = Literal["tiled", "wide", "tiled_pairs", "wide_pairs", "two_core", "general", "cpu"]
 
 
 class LookupWork(NamedTuple):
@@ -30,7 +33,7 @@ class LookupWork(NamedTuple):
         flops: of the products of one row, with paddings.
     """
 
-    family: str
+    family: Family
     columns: int
     flops: int
 
@@ -52,13 +55,13 @@ def _two_cores(spec: TTSpec) -> LookupWork | None:
 
 
 def _three_cores(spec: TTSpec) -> LookupWork | None:
-    pairs = ""
+    pairs = False
     p, q, ranks = spec.p_shapes, spec.q_shapes, spec.tt_ranks
     if spec.num_cores == 4:
         if not _contracts_pairs(spec):
             return None
         p, q, ranks = (*p[:2], p[2] * p[3]), (*q[:2], q[2] * q[3]), ranks[:2]
-        pairs = "_pairs"
+        pairs = True
     rank = max(ranks)
     if max(p) > _MAX_FACTOR:
         return None
@@ -66,12 +69,12 @@ def _three_cores(spec: TTSpec) -> LookupWork | None:
         padded = 16 if rank <= 16 else 32
         columns = 4 if q[2] <= 4 else 8
         flops = 2 * 16 * padded * (padded + columns)
-        return LookupWork("tiled" + pairs, spec.embedding_dim, flops)
+        return LookupWork("tiled_pairs" if pairs else "tiled", spec.embedding_dim, flops)
     if rank <= _MAX_RANK and q[0] <= 8 and q[1] <= 8 and q[2] <= 16:
         padded = math.ceil(rank / 32) * 32
         columns = max(2, _next_power_of_two(q[2]))
         flops = 2 * _next_power_of_two(q[0]) * q[1] * padded * (padded + columns)
-        return LookupWork("wide" + pairs, spec.embedding_dim, flops)
+        return LookupWork("wide_pairs" if pairs else "wide", spec.embedding_dim, flops)
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -59,6 +60,13 @@ class LookupLoad:
     pooling_factor: float = 1.0
     call_lookups: float = 0.0
 
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        for name in ("lookups", "pooling_factor", "call_lookups"):
+            value = getattr(self, name)
+            if not 0.0 <= value < math.inf:
+                raise ValueError(f"{name} must be finite and at least 0, got {value}")
+
 
 @dataclass(frozen=True)
 class TTLookupCost:
@@ -97,6 +105,11 @@ class TTLookupCost:
 
     def __post_init__(self) -> None:
         """Check the fields."""
+        if not isinstance(self.rates, Mapping):
+            raise TypeError(
+                "rates must be a mapping of device types to ArithmeticRate, got "
+                f"{type(self.rates).__name__}"
+            )
         if not 0.0 <= self.prefix_sharing < 1.0:
             raise ValueError(f"prefix_sharing must be in [0, 1), got {self.prefix_sharing}")
         if self.calibration is not None and not isinstance(self.calibration, Calibration):

@@ -89,6 +89,14 @@ class ShadowEstimator(ShardEstimator):
         self, estimator: ShardEstimator, topology: Topology, cost: TTLookupCost | None = None
     ) -> None:
         """Builds it; see the class for the arguments."""
+        if cost is not None and not isinstance(cost, TTLookupCost):
+            raise TypeError(f"cost must be a TTLookupCost, got {type(cost).__name__}")
+        device = topology.compute_device
+        if cost is not None and cost.calibration is not None and not cost.is_measured(device):
+            raise ValueError(
+                f"cost: its calibration is of {cost.calibration.card}, for {device} devices "
+                "expected one measured there, or none"
+            )
         self._estimator = estimator
         self._topology = topology
         self._cost = TTLookupCost.default(topology.compute_device) if cost is None else cost
