@@ -18,7 +18,7 @@ TORCH_INDEX ?= $(if $(filter cpu,$(DEVICE)),https://download.pytorch.org/whl/cpu
 RUN_DIR ?= runs/demo
 # Releases of TorchRec that `make compat` tests besides the pinned one. FBGEMM and torch stay as they are: FBGEMM's
 # binaries load with the torch that they were built for only.
-COMPAT_TORCHREC ?= 1.6.1 1.7.0 1.9.2
+COMPAT_TORCHREC ?= 1.6.1 1.9.2
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check

@@ -170,7 +170,9 @@ class ShardedTTTables:
         ]
 
     def _initialize_torch_state(self, skip_registering: bool = False) -> None:
-        super()._initialize_torch_state(skip_registering)  # type: ignore[misc]
+        # TorchRec 1.6 passes the argument to the pooled collection alone.
+        arguments = (True,) if skip_registering else ()
+        super()._initialize_torch_state(*arguments)  # type: ignore[misc]
         env = compat.sharding_env(self._module)
         cores_here = {
             table: cores

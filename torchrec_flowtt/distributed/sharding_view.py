@@ -100,6 +100,8 @@ class SequenceShardingView(_SharedTables, EmbeddingCollectionInterface):
         self._gather_select_per_sharding: Any = getattr(
             module, "use_gather_select_per_sharding", lambda: None
         )()
+        # TorchRec 1.9 has added this.
+        self._sorted_select: bool = getattr(module, "use_sorted_select", lambda: False)()
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
         """Configurations of all tables."""
@@ -125,3 +127,7 @@ class SequenceShardingView(_SharedTables, EmbeddingCollectionInterface):
         """The same by sharding type, where it differs."""
         per_sharding: dict[str, bool] | None = self._gather_select_per_sharding
         return per_sharding
+
+    def use_sorted_select(self) -> bool:
+        """Whether gradients of repeated ids are summed in ascending order of the ids."""
+        return self._sorted_select
