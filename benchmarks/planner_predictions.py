@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,7 +29,7 @@ from torchrec_flowtt.distributed import (
 )
 from torchrec_flowtt.planner import Calibration, FlowTTEmbeddingEnumerator, TTLookupCost
 from torchrec_flowtt.planner.calibrate import (
-    Prediction,
+    accuracy,
     fitted,
     predictions,
     read_measurements,
@@ -138,20 +137,16 @@ def compare(folder: Path) -> dict[str, object]:
         "measured": records[0]["run"],
         "fbgemm_bytes_per_ms": calibration.fbgemm_bytes_per_ms,
         "workloads": rows,
-        "random_tables": summary(predictions(calibration, measurements.checks)),
+        "random_tables": {
+            "tables": len(measurements.checks),
+            **{
+                phase: {**of_phase._asdict(), "median_error": round(of_phase.median_error, 3)}
+                for phase, of_phase in accuracy(
+                    predictions(calibration, measurements.checks)
+                ).items()
+            },
+        },
     }
-
-
-def summary(found: list[Prediction]) -> dict[str, object]:
-    """How far predictions of tables drawn at random are from what was measured."""
-    result: dict[str, object] = {"tables": len(found)}
-    for i, phase in enumerate(("forward", "backward")):
-        errors = [abs(prediction.errors()[i]) for prediction in found]
-        result[phase] = {
-            "median_error": round(statistics.median(errors), 3),
-            "within_30_percent": sum(error <= 0.3 for error in errors),
-        }
-    return result
 
 
 def page(found: dict) -> str:

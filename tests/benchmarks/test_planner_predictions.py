@@ -5,11 +5,9 @@ import shutil
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
-planner_predictions = pytest.importorskip("planner_predictions")
+import planner_predictions  # noqa: E402
 
 FOLDER = ROOT / "docs/performance/h200"
 

@@ -16,10 +16,17 @@ from typing import Literal, NamedTuple
 
 import click
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 from tqdm import tqdm
 
-from torchrec_flowtt.planner.calibration import Calibration, Ids, Measurement, Phase
+from torchrec_flowtt.planner.calibration import (
+    Calibration,
+    Ids,
+    Measurement,
+    Phase,
+    Record,
+    first_mistake,
+)
 from torchrec_flowtt.planner.coefficient_fit import fit
 from torchrec_flowtt.planner.lookup_measurement import (
     CPU_PLAN,
@@ -108,7 +115,7 @@ def calibrate(device: str | None, output: Path, kept: Path | None, checks: int) 
         click.echo(summary(found))
 
 
-class Measurements(BaseModel):
+class Measurements(Record):
     """All that was measured on one machine.
 
     Attributes:
@@ -121,8 +128,6 @@ class Measurements(BaseModel):
         points: what is fitted.
         checks: tables drawn at random, which are not.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     card: str
     device: Literal["cuda", "cpu"]
@@ -143,10 +148,8 @@ def read_measurements(path: Path) -> Measurements:
     try:
         return Measurements.model_validate_json(path.read_bytes())
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = "".join(f"{part}: " for part in first["loc"])
         raise click.UsageError(
-            f"--measurements {path} has no measurements: {where}{first['msg']}"
+            f"--measurements {path} has no measurements: {first_mistake(error)}"
         ) from error
 
 
@@ -242,17 +245,30 @@ def describe(prediction: Prediction) -> str:
     )
 
 
+class Accuracy(NamedTuple):
+    """How far the predictions of one phase are from what was measured."""
+
+    median_error: float
+    within_30_percent: int
+
+
+def accuracy(found: list[Prediction]) -> dict[Phase, Accuracy]:
+    """Of predictions, at least one, by phase."""
+    phases: tuple[Phase, ...] = ("forward", "backward")
+    result = {}
+    for i, phase in enumerate(phases):
+        errors = [abs(prediction.errors()[i]) for prediction in found]
+        result[phase] = Accuracy(statistics.median(errors), sum(error <= 0.3 for error in errors))
+    return result
+
+
 def summary(found: list[Prediction]) -> str:
-    """How far the predictions are from what was measured."""
-    lines = []
-    for i, phase in enumerate(("forward", "backward")):
-        errors = sorted(abs(prediction.errors()[i]) for prediction in found)
-        within = sum(error <= 0.3 for error in errors)
-        lines.append(
-            f"{phase}: median error {statistics.median(errors):.0%}, "
-            f"{within} of {len(errors)} within 30%"
-        )
-    return "\n".join(lines)
+    """The accuracy in words, a line a phase."""
+    return "\n".join(
+        f"{phase}: median error {of_phase.median_error:.0%}, "
+        f"{of_phase.within_30_percent} of {len(found)} within 30%"
+        for phase, of_phase in accuracy(found).items()
+    )
 
 
 def _processor() -> str:

@@ -32,11 +32,20 @@ Calls = Literal["small", "large"]
 SMALL_CALL = 4_096
 
 
-class _Record(BaseModel):
+class Record(BaseModel):
+    """What calibration files are made of: no other fields, and finite numbers."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class Measurement(_Record):
+def first_mistake(error: ValidationError) -> str:
+    """Where in a file the first mistake is, and what it is."""
+    first = error.errors(include_url=False)[0]
+    where = "".join(f"{part}: " for part in first["loc"])
+    return f"{where}{first['msg']}"
+
+
+class Measurement(Record):
     """Times of one call.
 
     Attributes:
@@ -81,7 +90,7 @@ class Measurement(_Record):
         return self.forward_us if phase == "forward" else self.backward_us
 
 
-class Coefficients(_Record):
+class Coefficients(Record):
     """Those of one kind of lookup, see the module; in microseconds.
 
     Attributes:
@@ -125,7 +134,7 @@ class Coefficients(_Record):
         return lookups * each + self.parameter * spec.num_parameters
 
 
-class Calibration(_Record):
+class Calibration(Record):
     """Times of TT lookups on one card.
 
     Attributes:
@@ -167,9 +176,7 @@ class Calibration(_Record):
         try:
             return cls.model_validate_json(path.read_bytes())
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where = "".join(f"{part}: " for part in first["loc"])
-            raise ValueError(f"{path} is no calibration: {where}{first['msg']}") from error
+            raise ValueError(f"{path} is no calibration: {first_mistake(error)}") from error
 
     def save(self, path: Path | str) -> None:
         """Writes a file for :meth:`load`, a line for each kind of lookup."""

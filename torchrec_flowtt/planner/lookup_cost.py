@@ -161,7 +161,7 @@ class TTLookupCost:
             spec,
             load.lookups,
             phase=phase,
-            precision=precision if self.calibration.device == "cuda" else "fp32",
+            precision=precision,
             ids=self.ids,
             pooling_factor=load.pooling_factor,
             call_lookups=load.call_lookups,

@@ -141,26 +141,20 @@ def measure_lookup(
         pooling_factor: lookups of each bag.
         precision: of the products.
     """
-    return _measured(spec, lookups.draw(count, ids), ids, pooling_factor, precision)
-
-
-def _measured(
-    spec: TTSpec, batch: Tensor, distribution: Ids, pooling_factor: int, precision: Precision
-) -> Measurement:
-    ids, device = batch, batch.device
-    bags = ids.numel() // pooling_factor
-    ids = ids[: bags * pooling_factor]
-    offsets = torch.arange(0, ids.numel() + 1, pooling_factor, device=device)
+    bags = count // pooling_factor
+    indices = lookups.draw(count, ids)[: bags * pooling_factor]
+    device = indices.device
+    offsets = torch.arange(0, indices.numel() + 1, pooling_factor, device=device)
     module = TableBatchedFlowTTEmbeddingBags([spec], optimizer=OPTIMIZER, device=device)
     grad = torch.randn(bags, spec.embedding_dim, device=device).mul_(1e-3)
 
     def forward() -> Tensor:
         with torch.no_grad():
-            result: Tensor = module(ids, offsets)
+            result: Tensor = module(indices, offsets)
         return result
 
     def step() -> None:
-        module(ids, offsets).backward(grad)
+        module(indices, offsets).backward(grad)
 
     with matmul_precision(precision):
         forward_ms = device_ms(forward, device)
@@ -173,9 +167,9 @@ def _measured(
         p_shapes=spec.p_shapes,
         q_shapes=spec.q_shapes,
         tt_ranks=spec.tt_ranks,
-        lookups=ids.numel(),
+        lookups=indices.numel(),
         pooling_factor=pooling_factor,
-        ids=distribution,
+        ids=ids,
         precision=precision,
         forward_us=round(forward_ms * 1e3, 2),
         backward_us=round(backward_ms * 1e3, 2),
